@@ -1,0 +1,1 @@
+"""Adapters: one package an engine. Translation only, no policy."""

@@ -1,0 +1,135 @@
+"""The books of the control plane: everything it knows, shared by the files that read, write and settle."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hicache.control.ledger import Ledger
+from hicache.control.request import Request
+from hicache.control.tiers import Tiers
+from hicache.errors import ConfigError
+from hicache.keys import Namespace, PageKey
+from hicache.policy import EvictionPolicy, Lru, WritePolicy
+from hicache.policy.base import NO_HINT
+from hicache.records import Event, JobKind, Stats, Where
+from hicache.spec import positive
+
+
+@dataclass(frozen=True, slots=True)
+class ControlConfig:
+    """What the control plane is to manage; sizes in pages, times in seconds on the controller's clock.
+
+    device_slots and host_slots: 0 = no such tier; at least one must exist. store: whether there is one.
+    into_host and into_store: the write policy of each leg. fetch_at: whether store pages are fetched when the
+    look-up answers (ready sooner, but they hold slots) or when ``load`` asks (host slots only for what is used).
+    deadlines: per kind; a kind not named is waited for. ghosts: how many absent pages ``selective`` remembers
+    having seen (default: as many as memory slots).
+    """
+
+    device_slots: int = 0
+    host_slots: int = 0
+    store: bool = False
+    shards: int = 1
+    into_host: WritePolicy = WritePolicy.THROUGH
+    into_store: WritePolicy = WritePolicy.THROUGH
+    fetch_at: Literal["load", "lookup"] = "load"
+    deadlines: dict[JobKind, float] = field(default_factory=dict)
+    ghosts: int | None = None
+    kv_events: bool = False
+    eviction: EvictionPolicy = field(default_factory=Lru)
+
+    def __post_init__(self) -> None:
+        positive("device_slots", self.device_slots, minimum=0)
+        positive("host_slots", self.host_slots, minimum=0)
+        positive("shards", self.shards)
+        if not self.device_slots and not self.host_slots:
+            raise ConfigError("at least one memory tier is needed", device_slots=0, host_slots=0)
+        if self.into_host is WritePolicy.BACK and not self.device_slots:
+            raise ConfigError(
+                "write policy back into host needs a device tier of our own: an engine does not say when it evicts",
+                into_host="back",
+                device_slots=0,
+                nearest="through",
+            )
+
+
+class Ghosts:
+    """How many requests have wanted a page, for pages anywhere or nowhere; the least recently wanted are forgotten."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.hits: OrderedDict[PageKey, int] = OrderedDict()
+
+    def count(self, key: PageKey) -> None:
+        """One more request wants the page."""
+        self.hits[key] = self.hits.pop(key, 0) + 1
+        if len(self.hits) > self._limit:
+            self.hits.popitem(last=False)
+
+    def wanted(self, key: PageKey, policy: WritePolicy) -> bool:
+        """True when enough requests have wanted the page for ``policy`` to write it on their way."""
+        return policy.hits == 1 or (policy.hits > 1 and self.hits.get(key, 0) >= policy.hits)
+
+
+class Books:
+    """Tiers, Jobs, requests and counters of one controller."""
+
+    def __init__(self, config: ControlConfig, clock: Callable[[], float]) -> None:
+        self.config = config
+        self.clock = clock
+        sizes = [(Where.DEVICE, config.device_slots), (Where.HOST, config.host_slots)]
+        self.tiers = Tiers([(where, slots) for where, slots in sizes if slots])
+        self.index = self.tiers.index
+        self.ledger = Ledger(self.tiers, config.shards)
+        self.store = config.store
+        self.open: dict[object, Request] = {}  # by request id
+        self.requests: dict[int, Request] = {}  # by handle, including closing ones
+        self.storing: dict[PageKey, int] = {}  # page -> the WRITE Job that carries it
+        default_ghosts = config.device_slots + config.host_slots
+        self.ghosts = Ghosts(default_ghosts if config.ghosts is None else config.ghosts)
+        self.spaces: list[Namespace] = []
+        self._space_of: dict[PageKey, int] = {}
+        self.tick = 0
+        self.touched: list[PageKey] = []
+        self.events: list[Event] = []
+        self.stats = Stats()
+        self.last_handle = 0
+
+    @property
+    def counts_wishes(self) -> bool:
+        """True when some leg needs to know how many requests wanted a page."""
+        return WritePolicy.SELECTIVE in (self.config.into_host, self.config.into_store)
+
+    def space(self, namespace: Namespace) -> int:
+        """The number of a namespace."""
+        number = self._space_of.get(namespace.root)
+        if number is None:
+            number = len(self.spaces)
+            self.spaces.append(namespace)
+            self._space_of[namespace.root] = number
+        return number
+
+    def rank(self) -> int:
+        """The order key of a page used now."""
+        return self.config.eviction.rank(self.tick, NO_HINT)
+
+    def touch(self, request: Request, page: int) -> None:
+        """A request was served up to ``page``: it counts as used, in every tier."""
+        key = request.keys[page]
+        row = self.index.find(key)
+        rank = self.rank()
+        if row >= 0:
+            for tier in self.tiers.all:
+                slot = tier.at[row]
+                if slot >= 0 and tier.rank[slot] < rank:
+                    tier.rank[slot] = rank
+        if self.store and request.namespace.durable:
+            self.touched.append(key)
+
+    def deadline(self, kind: JobKind) -> float | None:
+        """When a Job of that kind that is emitted now is given up."""
+        seconds = self.config.deadlines.get(kind)
+        return None if seconds is None else self.clock() + seconds

@@ -1,0 +1,197 @@
+"""Reading: what could be loaded (match), loading it, and fetching from the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from hicache.control.books import Books
+from hicache.control.down import Below
+from hicache.control.index import ROOT
+from hicache.control.lease import Lease
+from hicache.control.ledger import Draft
+from hicache.control.request import Request
+from hicache.control.slots import READY
+from hicache.control.tiers import Tier
+from hicache.records import JobKind, Load, Match, Reason, Where
+
+
+class Reader:
+    """Answers ``match`` and ``load``, and starts look-ups and prefetches."""
+
+    def __init__(self, books: Books, below: Below) -> None:
+        self._books = books
+        self._tiers = books.tiers
+        self._below = below
+
+    # ---- match
+
+    def match(self, request: Request, computed: int) -> Match:
+        """See :meth:`Request.match`."""
+        end, ready = self._run(request, computed)
+        memory, store = end - computed, max(0, min(request.stored, len(request.keys)) - max(end, computed))
+        whole = computed + memory + store >= len(request.keys)
+        pending = (request.lookup > 0 and not whole) or request.fetch > 0
+        return Match(
+            computed, memory, ready - computed, store, pending, Reason.END if whole else Reason.ABSENT
+        )
+
+    def _run(self, request: Request, start: int) -> tuple[int, int]:
+        """Ends of the resident run and of its READY part, both from page ``start``.
+
+        Leaf-first eviction keeps a resident page's ancestors, so the remembered run is right while its last page
+        is resident and no page has left in another way; it shrinks and grows at its end only.
+        """
+        memo, keys = request.memo, request.keys
+        index = self._books.index
+        if memo.breaks != self._tiers.breaks or memo.start != start:
+            memo.start = memo.end = memo.ready = start
+            memo.breaks = self._tiers.breaks
+        end = memo.end
+        while end > start and not self._resident(index.find(keys[end - 1])):
+            end -= 1
+        ready = min(memo.ready, end)
+        while ready < end and self._ready(index.find(keys[ready])):
+            ready += 1
+        shards, mask, names = index.shards, index.mask, index.keys
+        top, bottom = self._tiers.top, self._tiers.bottom
+        at, state, low_at, low_state = top.at, top.slots.state, bottom.at, bottom.slots.state
+        rows, row = request.rows, ROOT
+        for key in islice(keys, end, None):
+            row += 1  # a chain that was published in one go has rows in a row
+            if names[row] != key:
+                row = shards[key[0] & mask].get(key, ROOT)
+                if row < 0:
+                    break
+            slot = at[row]
+            complete = slot >= 0 and state[slot] == READY
+            if not complete:
+                low = low_at[row]
+                if slot < 0 and low < 0:
+                    break
+                complete = low >= 0 and low_state[low] == READY
+            rows[end] = row
+            ready += complete and ready == end
+            end += 1
+        memo.end, memo.ready = end, ready
+        return end, ready
+
+    def _resident(self, row: int) -> bool:
+        return row >= 0 and self._books.index.resident(row)
+
+    def _ready(self, row: int) -> bool:
+        return any(tier.ready(row) for tier in self._tiers.all)
+
+    # ---- load
+
+    def load(self, request: Request, match: Match, target: Sequence[int], *, arriving: bool) -> Load:
+        """See :meth:`Request.load`."""
+        request.must_be_open("load")
+        books = self._books
+        books.tick += 1
+        load, fetch = books.ledger.draft(JobKind.LOAD), self._draft_fetch()
+        start, bottom, keys, rows = match.start, self._tiers.bottom, request.keys, request.rows
+        index, names = books.index, books.index.keys
+        limit = min(len(keys), start + len(target))
+        by_tier = dict.fromkeys((Where.DEVICE, Where.HOST, Where.STORE), 0)
+        ends = Reason.END if limit == len(keys) else Reason.TARGET_FULL
+        page = start
+        while page < limit:
+            row = rows[page]
+            if row < 0 or names[row] != keys[page]:
+                row = index.find(keys[page])
+            found = self._source(row, arriving=arriving) if row >= 0 else None
+            if found is not None:
+                tier, slot = found
+                by_tier[tier.where] += 1
+            else:
+                if not arriving or page >= request.stored:
+                    ends = Reason.ABSENT
+                    break
+                tier, slot = bottom, self._reserve(request, fetch, page)
+                if slot < 0:
+                    ends = Reason.NO_ROOM
+                    break
+                by_tier[Where.STORE] += 1
+            load.read(tier, slot)
+            load.add(tier.where, Where.ENDPOINT, keys[page], slot, target[page - start])
+            page += 1
+        if page > start:
+            self._emit_fetch(request, fetch)
+            books.ledger.emit(load, request)
+            for where, pages in by_tier.items():
+                books.stats.loaded[where] += pages
+            books.touch(request, page - 1)
+        request.release_hold()
+        return Load(start, page - start, by_tier, ends)
+
+    def _source(self, row: int, *, arriving: bool) -> tuple[Tier, int] | None:
+        """Where to read a page: the first tier that has it READY, else one where it is arriving."""
+        coming = None
+        for tier in self._tiers.all:
+            slot = tier.at[row]
+            if slot >= 0:
+                if tier.slots.state[slot] == READY:
+                    return tier, slot
+                coming = coming or (tier, slot)
+        return coming if arriving else None
+
+    # ---- store
+
+    def start_lookup(self, request: Request) -> None:
+        """Ask the store how much it has, unless everything is in memory already."""
+        books = self._books
+        if not books.store or not request.namespace.durable or not request.keys:
+            return
+        if self._resident(books.index.find(request.keys[-1])):
+            return
+        draft = books.ledger.draft(JobKind.LOOKUP)
+        request.lookup = draft.id
+        deadline = books.deadline(JobKind.LOOKUP)
+        books.ledger.emit(draft, request, keys=request.keys, namespace=request.namespace, deadline=deadline)
+
+    def prefetch(self, request: Request) -> None:
+        """Fetch what the look-up found and memory lacks, as far as room can be made; hold the deepest page.
+
+        The pin on the deepest page keeps its ancestors too, through the leaf rule, until ``load`` or ``close``.
+        """
+        books = self._books
+        fetch = self._draft_fetch()
+        last = -1
+        for page in range(min(request.stored, len(request.keys))):
+            if self._resident(books.index.find(request.keys[page])):
+                continue
+            slot = self._reserve(request, fetch, page)
+            if slot < 0:
+                break
+            last = slot
+        if last >= 0:
+            request.release_hold()
+            request.hold = Lease(self._tiers)
+            request.hold.pin(self._tiers.bottom, last)
+            request.fetch = fetch.id
+            self._emit_fetch(request, fetch)
+
+    def _reserve(self, request: Request, fetch: Draft, page: int) -> int:
+        """Reserve a slot of the lowest memory tier for a page to be fetched; -1 when no room can be made."""
+        books, index, bottom = self._books, self._books.index, self._tiers.bottom
+        keys, space = request.keys, books.space(request.namespace)
+        if not self._below.room(bottom, index.find(keys[page - 1]) if page else ROOT):
+            return -1
+        parent = index.row(keys[page - 1], space) if page else ROOT
+        key = keys[page]
+        row = index.row(key, space, parent)
+        slot = self._tiers.enter(bottom, row, fetch.id, books.rank())
+        fetch.columns[0].append(key)
+        fetch.columns[2].append(slot)
+        return slot
+
+    def _draft_fetch(self) -> Draft:
+        draft = self._books.ledger.draft(JobKind.FETCH)
+        draft.span(Where.STORE, self._tiers.bottom.where)
+        return draft
+
+    def _emit_fetch(self, request: Request, fetch: Draft) -> None:
+        if not fetch.empty:
+            deadline = self._books.deadline(JobKind.FETCH)
+            self._books.ledger.emit(fetch, request, namespace=request.namespace, deadline=deadline)

@@ -1,0 +1,258 @@
+"""Settling: what the end of a Job changes. A page is READY only if no shard failed it; failure is never completion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from hicache.control.books import Books
+from hicache.control.down import Below
+from hicache.control.index import KEPT, STORED
+from hicache.control.ledger import Live
+from hicache.control.read import Reader
+from hicache.control.request import Request
+from hicache.control.slots import FILLING, QUARANTINED
+from hicache.errors import InvariantError
+from hicache.keys import PageKey
+from hicache.records import (
+    TOUCHES_ENDPOINT,
+    Done,
+    Dropped,
+    EndpointFree,
+    Job,
+    JobKind,
+    Loaded,
+    LookedUp,
+    Reason,
+    Stored,
+    Where,
+)
+
+_SOURCE_IS_FINE = frozenset({Reason.UPSTREAM, Reason.CANCELLED})
+
+
+class Settler:
+    """Applies Dones, withdraws Jobs, and says when the engine's memory is free."""
+
+    def __init__(self, books: Books, reader: Reader, below: Below) -> None:
+        self._books = books
+        self._reader = reader
+        self._below = below
+
+    # ---- Dones
+
+    def apply(self, done: Done) -> None:
+        """Take one shard's answer; answers that were given already are ignored."""
+        live = self._books.ledger.live.get(done.job)
+        if live is None or done.job in self._books.ledger.outbox or done.shard not in live.waiting:
+            return
+        if done.stuck:
+            self._give_up(live)
+            return
+        live.waiting.discard(done.shard)
+        for key, reason in done.bad.items():
+            live.bad.setdefault(key, reason)
+        live.found = done.found if live.found is None else min(live.found, done.found)
+        if not live.waiting:
+            self._end(live)
+
+    def _give_up(self, live: Live) -> None:
+        """A Job does not end: its targets leave the index and wait for the late copy; its sources stay pinned."""
+        job = live.job
+        if job.kind in TOUCHES_ENDPOINT:
+            raise InvariantError("a copy that touches the engine's memory is never given up", job=job.id)
+        if live.stuck:
+            return
+        live.stuck = True
+        self._books.stats.stuck_jobs += 1
+        for tier, _key, slot in self._books.ledger.fills(job):
+            if tier.slots.state[slot] == FILLING:
+                self._books.tiers.quarantine(tier, slot)
+        if job.kind is JobKind.LOOKUP:
+            self._answer(live, 0)
+        elif job.kind is JobKind.FETCH:
+            self._cut(live, {key: Reason.CANCELLED for span in job.spans for key in span.keys})
+
+    def _end(self, live: Live) -> None:
+        job, books = live.job, self._books
+        for reason in live.bad.values():
+            books.stats.bad[reason] += 1
+        self._settle_targets(live)
+        if job.kind is JobKind.LOOKUP and not live.stuck:
+            self._answer(live, live.found or 0)
+        elif job.kind is JobKind.FETCH:
+            self._fetched(live)
+        elif job.kind is JobKind.LOAD:
+            self._loaded(live)
+        elif job.kind is JobKind.DOWN:
+            for key in live.bad:
+                self._flag(key, KEPT)
+        elif job.kind is JobKind.WRITE:
+            self._written(live)
+        books.ledger.retire(live)
+        self._request_moved_on(live.request)
+
+    def _settle_targets(self, live: Live) -> None:
+        """Commit the slots whose page arrived, take back the others."""
+        books, tiers, bad = self._books, self._books.tiers, live.bad
+        broken = False
+        good: dict[Where, list[PageKey]] = {}
+        for tier, key, slot in books.ledger.fills(live.job):
+            state = tier.slots.state[slot]
+            if state == QUARANTINED:
+                tier.slots.settle(slot)
+            elif key in bad:
+                tiers.abort(tier, slot)
+                broken = True
+            else:
+                if broken:
+                    tier.rank[slot] = 0  # its parent may be gone: it falls first
+                tiers.commit(tier, slot)
+                if books.config.kv_events:
+                    good.setdefault(tier.where, []).append(key)
+        for where, keys in good.items():
+            books.events.append(Stored(where, tuple(keys), tuple(self._parent(key) for key in keys)))
+
+    def _parent(self, key: PageKey) -> PageKey:
+        index = self._books.index
+        row = index.find(key)
+        parent = index.parents[row]
+        return index.keys[parent] if parent >= 0 else self._books.spaces[index.spaces[row]].root
+
+    def _flag(self, key: PageKey, flag: int) -> None:
+        row = self._books.index.find(key)
+        if row >= 0:
+            self._books.index.flags[row] |= flag
+
+    # ---- by kind
+
+    def _answer(self, live: Live, found: int) -> None:
+        request = live.request
+        if request is None:
+            return
+        request.lookup = 0
+        request.stored = found
+        if request.closed:
+            return
+        self._books.events.append(LookedUp(request.handle, found))
+        if self._books.config.fetch_at == "lookup" and found:
+            self._reader.prefetch(request)
+
+    def _fetched(self, live: Live) -> None:
+        """What came from the store is known to be there; what did not is not promised to this request again."""
+        for span in live.job.spans:
+            for key in span.keys:
+                if key not in live.bad:
+                    self._flag(key, STORED)
+        self._cut(live, live.bad)
+
+    def _cut(self, live: Live, bad: Mapping[PageKey, Reason]) -> None:
+        request = live.request
+        if request is None:
+            return
+        if request.fetch == live.job.id:
+            request.fetch = 0
+        if bad:
+            upto = min(request.stored, len(request.keys))
+            request.stored = next((i for i in range(upto) if request.keys[i] in bad), upto)
+
+    def _loaded(self, live: Live) -> None:
+        request, job = live.request, live.job
+        if request is None:
+            return
+        keys = [key for span in job.spans for key in span.keys]
+        good = next((i for i, key in enumerate(keys) if key in live.bad), len(keys))
+        self.drop(key for key, reason in live.bad.items() if reason not in _SOURCE_IS_FINE)
+        if job.id not in request.ignored:
+            reason = live.bad[keys[good]] if good < len(keys) else Reason.END
+            start = request.keys.index(keys[0])
+            self._books.events.append(Loaded(request.handle, start, len(keys), good, reason))
+
+    def drop(self, keys: Iterable[PageKey]) -> None:
+        """Take pages out of every memory tier that has them READY, because they cannot be read."""
+        books = self._books
+        for tier in books.tiers.all:
+            gone = []
+            for key in keys if isinstance(keys, list) else (keys := list(keys)):
+                row = books.index.find(key)
+                if row >= 0 and tier.ready(row):
+                    books.tiers.drop(tier, tier.at[row])
+                    books.stats.dropped[tier.where] += 1
+                    gone.append(key)
+            if gone:
+                books.events.append(Dropped(tier.where, tuple(gone)))
+
+    def _written(self, live: Live) -> None:
+        books, job = self._books, live.job
+        parents = dict(zip(job.spans[0].keys, job.parents, strict=True))
+        stored: list[PageKey] = []
+        for key in job.spans[0].keys:
+            if books.storing.get(key) == job.id:
+                del books.storing[key]
+            reason = live.bad.get(key)
+            if reason is None:
+                self._flag(key, STORED)
+                stored.append(key)
+                continue
+            books.stats.not_stored += 1
+            self._flag(key, KEPT)
+            if reason is Reason.PARENT_ABSENT:
+                parent = books.index.find(parents[key])
+                if parent >= 0:
+                    books.index.flags[parent] &= ~STORED
+        books.stats.stored[Where.STORE] += len(stored)
+        if books.config.kv_events and stored:
+            books.events.append(Stored(Where.STORE, tuple(stored), tuple(parents[key] for key in stored)))
+
+    # ---- withdrawal, and the engine's memory
+
+    def withdraw(self, live: Live) -> bool:
+        """Take back a Job that was not handed out and that nobody follows; False when it must run."""
+        books = self._books
+        if not books.ledger.may_withdraw(live):
+            return False
+        books.stats.withdrawn_jobs += 1
+        request, job = live.request, live.job
+        if request is not None:
+            request.lookup = 0 if request.lookup == job.id else request.lookup
+            request.fetch = 0 if request.fetch == job.id else request.fetch
+        if job.kind is JobKind.WRITE:
+            for key in job.spans[0].keys:
+                del books.storing[key]
+        for tier, _key, slot in books.ledger.fills(job):
+            books.tiers.abort(tier, slot)
+        books.ledger.retire(live)
+        return True
+
+    def withdraw_all(self, request: Request, kinds: frozenset[JobKind]) -> None:
+        """Withdraw the request's Jobs of these kinds, followers first, as far as possible."""
+        live = self._books.ledger.live
+        for job in sorted(request.jobs, reverse=True):
+            if live[job].job.kind in kinds:
+                self.withdraw(live[job])
+
+    def owe(self, request: Request) -> None:
+        """The adapter wants to know when its memory is free, for both kinds."""
+        request.due |= TOUCHES_ENDPOINT
+        self._request_moved_on(request)
+
+    def _request_moved_on(self, request: Request | None) -> None:
+        if request is None:
+            return
+        books = self._books
+        if request.due:
+            for kind in (JobKind.LOAD, JobKind.SAVE):
+                if kind in request.due and not books.ledger.endpoint_jobs(request, kind):
+                    request.due.discard(kind)
+                    books.events.append(EndpointFree(request.handle, kind))
+        if request.closed and not request.jobs:
+            books.requests.pop(request.handle, None)
+
+    def ignore_loads(self, request: Request) -> None:
+        """Nobody waits for the result of the request's running loads any more."""
+        live = self._books.ledger.live
+        request.ignored |= {job for job in request.jobs if live[job].job.kind is JobKind.LOAD}
+
+
+def pages_of(job: Job) -> list[PageKey]:
+    """All keys that travel in a Job, in order."""
+    return [key for span in job.spans for key in span.keys]

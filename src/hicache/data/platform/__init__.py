@@ -1,0 +1,1 @@
+"""Platforms: where memory comes from. One file each."""

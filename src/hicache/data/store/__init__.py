@@ -1,0 +1,1 @@
+"""Stores: pages that outlive the process. ``base`` is the contract; one file or folder a store."""

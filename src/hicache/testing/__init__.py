@@ -1,0 +1,1 @@
+"""Contract suites, the explorer and fault injection; shipped, for authors of plug-ins."""
