@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import assert_never
+from dataclasses import dataclass
 
 from hicache.capability import layout_refuses
 from hicache.control.books import ControlConfig
@@ -31,11 +31,11 @@ from hicache.data.store.base import Store
 from hicache.data.worker import Worker
 from hicache.errors import ConfigError, HiCacheError
 from hicache.keys import Namespace, PageKey
-from hicache.layout import LAYOUTS
+from hicache.layout import LAYOUTS, Layout
 from hicache.policy import WritePolicy
 from hicache.records import EndpointFree, Event, JobKind, Loaded, LookedUp, Where
 from hicache.registry import store_factory
-from hicache.settings import OtherStoreSettings, Settings, StoreSettings
+from hicache.settings import MemoryStoreSettings, SegmentStoreSettings, Settings, StoreSettings
 from hicache.spec import CacheSpec
 
 _LOG = logging.getLogger(__name__)
@@ -51,17 +51,28 @@ DEVICE_LAYOUT = LAYOUTS["layer_first"]
 _WAIT_S = 0.05
 """The longest single wait: how late a result that came in between is noticed."""
 
+_LAST_S = 0.1
+"""What a lane, or the store, gets to end in when the deadline of closing has passed already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What :func:`build` joins."""
+
+    controller: Controller
+    worker: Worker
+    data: DataPlane
+
 
 class Cache:
     """One controller, its worker, its pools and its store. Calls are serialised by ``lock``, which is re-entrant."""
 
-    def __init__(
-        self, settings: Settings, controller: Controller, worker: Worker, data: DataPlane, clock: Clock
-    ) -> None:
+    def __init__(self, settings: Settings, namespace: Namespace, parts: Parts, clock: Clock) -> None:
         self.settings = settings
-        self.controller = controller
-        self.worker = worker
-        self.data = data
+        self.namespace = namespace
+        self.controller = parts.controller
+        self.worker = parts.worker
+        self.data = parts.data
         self.lock = threading.RLock()
         self._clock = clock
         self._inbox: dict[int, list[Event]] = {}
@@ -72,12 +83,17 @@ class Cache:
         """What a page is made of."""
         return self.data.spec
 
-    def open(self, id: Hashable, namespace: Namespace, keys: Sequence[PageKey]) -> Request:  # noqa: A002
-        """Begin a request; its events are kept for :meth:`events` until :meth:`forget`."""
+    def open(
+        self,
+        id: Hashable,  # noqa: A002
+        keys: Sequence[PageKey],
+        namespace: Namespace | None = None,
+    ) -> Request:
+        """Begin a request, in the cache's namespace where none is named; its events are kept until :meth:`forget`."""
         with self.lock:
             if self._closed:
                 raise ConfigError("the cache is closed", id=id)
-            request = self.controller.open(id, namespace, keys)
+            request = self.controller.open(id, namespace or self.namespace, keys)
             self._inbox.setdefault(request.handle, [])
             return request
 
@@ -138,22 +154,27 @@ class Cache:
             self._closed = True
             limit = self.settings.deadlines.close_s if timeout is None else timeout
             until = self._clock() + limit
-            for request in list(self.controller.books.open.values()):
-                request.close(abort=True)
-            if "back" in (self.settings.into_host, self.settings.into_store):
-                self.flush(limit)
-            if not self.run_until(lambda: self.controller.idle, max(0.0, until - self._clock())):
-                _LOG.warning("closing with copies under way: what they carry is lost after %.1f s", limit)
-            hanging = self.worker.close(max(0.1, until - self._clock()))
-            if not hanging:
-                self.step()
-                hanging = self._close_store(max(0.1, until - self._clock()))
+            try:
+                self._drain(until)
+            finally:
+                hanging = self.worker.close(max(_LAST_S, until - self._clock()))
+                if not hanging:
+                    hanging = self._close_store(max(_LAST_S, until - self._clock()))
+                if not hanging:
+                    for pool in self.data.pools.values():
+                        pool.close()
             if hanging:
                 _LOG.warning("closed while these hang in a call: %s", ",".join(hanging))
-                return hanging
-            for pool in self.data.pools.values():
-                pool.close()
-            return []
+            return hanging
+
+    def _drain(self, until: float) -> None:
+        for request in list(self.controller.books.open.values()):
+            request.close(abort=True)
+        if "back" in (self.settings.into_host, self.settings.into_store):
+            self.flush(max(0.0, until - self._clock()))
+        if not self.run_until(lambda: self.controller.idle, max(0.0, until - self._clock())):
+            live = len(self.controller.books.ledger.live)
+            _LOG.warning("closing with %d copies under way: what they carry is lost", live)
 
     def _close_store(self, timeout: float) -> list[str]:
         """Close the store on a thread of its own: a store that hangs does not hang us."""
@@ -164,7 +185,7 @@ class Cache:
         def close() -> None:
             try:
                 store.close()
-            except Exception:
+            except Exception:  # noqa: BLE001  (whatever a store raises; we are closing)
                 _LOG.exception("closing the store raised")
 
         thread = threading.Thread(target=close, name="hicache-close", daemon=True)
@@ -176,6 +197,7 @@ class Cache:
 def build(
     settings: Settings,
     spec: CacheSpec,
+    namespace: Namespace,
     endpoint: Endpoint,
     *,
     clock: Clock = process_clock,
@@ -205,13 +227,12 @@ def build(
     store: Store | None = None
     try:
         for where, slots in sizes.items():
-            pools[where] = Pool(
-                spec, _layout(settings, where), slots, platform, where, progress=progress
-            )
+            pools[where] = Pool(spec, _layout(settings, where), slots, platform, where, progress=progress)
         if settings.store is not None:
             store = _store(settings.store, spec)
         data = DataPlane(spec, pools, endpoint, ReferenceEngine(), store)
-        return Cache(settings, Controller(config, clock), Worker(data, clock), data, clock)
+        parts = Parts(Controller(config, clock), Worker(data, clock), data)
+        return Cache(settings, namespace, parts, clock)
     except BaseException:
         for pool in pools.values():
             pool.close()
@@ -219,3 +240,43 @@ def build(
             with suppress(HiCacheError):
                 store.close()
         raise
+
+
+def _layout(settings: Settings, where: Where) -> Layout:
+    return DEVICE_LAYOUT if where is Where.DEVICE else LAYOUTS[settings.layout]
+
+
+def _sizes(settings: Settings, spec: CacheSpec) -> dict[Where, int]:
+    """Slots of each memory tier; ConfigError when a layout cannot hold the spec or a budget not even one page."""
+    if spec.shards != 1:
+        raise ConfigError("one process writes one shard; this spec has more", shards=spec.shards)
+    if spec.page_tokens != settings.page_tokens:
+        raise ConfigError(
+            "the spec has another page size than the settings",
+            page_tokens=settings.page_tokens,
+            spec_page_tokens=spec.page_tokens,
+        )
+    sizes: dict[Where, int] = {}
+    for where, tier in ((Where.DEVICE, settings.device), (Where.HOST, settings.host)):
+        if tier is None:
+            continue
+        layout, name = _layout(settings, where), where.name.lower()
+        reason = layout_refuses(spec, layout)
+        if reason:
+            fitting = ",".join(other.name for other in LAYOUTS.values() if not layout_refuses(spec, other))
+            raise ConfigError(reason, tier=name, layout=layout.name, nearest=fitting, spec=spec.describe())
+        try:
+            sizes[where] = slots_for(spec, layout, tier.nbytes)
+        except ConfigError as error:
+            raise ConfigError(
+                "the budget does not hold one page", key=f"{name}.bytes", value=tier.bytes, **error.context
+            ) from None
+    return sizes
+
+
+def _store(settings: StoreSettings, spec: CacheSpec) -> Store:
+    if isinstance(settings, MemoryStoreSettings | SegmentStoreSettings):
+        name = str(settings.__struct_config__.tag)
+    else:
+        name = settings.type
+    return store_factory(name)(settings.options(), spec)

@@ -84,7 +84,7 @@ def _token_bytes(tokens: TokenIds) -> memoryview:
         raise ConfigError("token ids must be one row of integers", shape=array.shape, dtype=array.dtype)
     if array.size and (int(array.min()) < 0 or int(array.max()) > _TOKEN_MAX):
         raise ConfigError("a token id must fit in 32 bits", lowest=array.min(), highest=array.max())
-    return memoryview(np.ascontiguousarray(array, dtype="<u4")).cast("B")
+    return np.ascontiguousarray(array, dtype="<u4").data.cast("B")
 
 
 def page_keys(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from hicache.errors import ConfigError
 
 
-def positive(name: str, value: int, *, minimum: int = 1) -> int:
+def positive(name: str, value: object, *, minimum: int = 1) -> int:
     """Return ``value`` if it is an int of at least ``minimum``; else ConfigError naming the number."""
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
         raise ConfigError(f"{name} must be an integer of at least {minimum}", **{name: repr(value)})

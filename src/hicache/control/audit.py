@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
+from dataclasses import replace
 
 from hicache.control.books import Books
 from hicache.control.slots import FILLING, FREE, QUARANTINED, READY
 from hicache.control.tiers import Tier
 from hicache.errors import InvariantError
+from hicache.records import Dropped, Stored
 
 
 def check(books: Books) -> None:
@@ -104,7 +106,7 @@ def _check_pins(books: Books) -> None:
 def snapshot(books: Books) -> Hashable:
     """See :meth:`Controller.snapshot`: ids and ticks appear as ranks; statistics, memos and dead entries do not."""
     jobs = {job: n for n, job in enumerate(sorted(books.ledger.live))}
-    handles = {handle: n for n, handle in enumerate(sorted(books.requests))}
+    handles = handle_ranks(books)
     index = books.index
     ranks = {rank: n for n, rank in enumerate(sorted({r for t in books.tiers.all for r in _ranks(t)}))}
     tiers = []
@@ -158,7 +160,17 @@ def snapshot(books: Books) -> Hashable:
     flags = frozenset((index.keys[row], index.flags[row]) for _, row in index.pages() if index.flags[row])
     storing = frozenset((key, jobs.get(job, -1)) for key, job in books.storing.items())
     hits = frozenset((key, min(count, 2)) for key, count in books.ghosts.hits.items())
-    return (tuple(tiers), live, requests, flags, storing, hits, tuple(books.events), books.store)
+    events = tuple(
+        event if isinstance(event, (Stored, Dropped)) else replace(event, handle=handles[event.handle])
+        for event in books.events
+    )
+    return (tuple(tiers), live, requests, flags, storing, hits, events, books.store)
+
+
+def handle_ranks(books: Books) -> dict[int, int]:
+    """Handles that are known or named by an event not yet heard, each with its rank."""
+    named = {event.handle for event in books.events if not isinstance(event, (Stored, Dropped))}
+    return {handle: n for n, handle in enumerate(sorted(named.union(books.requests)))}
 
 
 def _ranks(tier: Tier) -> set[int]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
 
 from hicache.control import audit
 from hicache.control.books import Books, ControlConfig
@@ -191,10 +193,9 @@ class Controller:
 
     @property
     def stats(self) -> Stats:
-        """The counters; they only grow."""
-        for tier in self.books.tiers.all:
-            self.books.stats.evicted[tier.where] = tier.evicted
-        return self.books.stats
+        """A copy of the counters; they only grow."""
+        evicted = {tier.where: tier.evicted for tier in self.books.tiers.all}
+        return deepcopy(replace(self.books.stats, evicted={**self.books.stats.evicted, **evicted}))
 
     def check(self) -> None:
         """Recount everything; InvariantError with a dump when the books do not agree. O(pages)."""

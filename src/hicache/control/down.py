@@ -44,10 +44,10 @@ class Below:
         while (slot := tier.pop(protect)) >= 0:
             row = tier.slots.page[slot]
             if back and self._dirty(tier, row):
-                if len(dirty) == want:
+                if len(dirty) >= want:
                     tier.queue(slot)
                     break
-                dirty.append(row)
+                self._gather(tier, row, dirty, want, protect)
             elif self._tiers.spare(tier, row):
                 self._tiers.evict(tier, slot)
                 break
@@ -64,7 +64,7 @@ class Below:
         while freed + len(dirty) < pages and (slot := tier.pop(ROOT)) >= 0:
             row = tier.slots.page[slot]
             if back and self._dirty(tier, row):
-                dirty.append(row)
+                self._gather(tier, row, dirty, pages - freed, ROOT)
             elif self._tiers.spare(tier, row):
                 self._tiers.evict(tier, slot)
                 freed += 1
@@ -81,32 +81,72 @@ class Below:
             return not below.ready(row)
         return not self._index.flags[row] & STORED and self._books.spaces[self._index.spaces[row]].durable
 
+    def _gather(self, tier: Tier, row: int, dirty: list[int], most: int, protect: int) -> None:
+        """Add a dirty leaf to the pages to be written down, and the ancestors that would be leaves after it."""
+        slots = tier.slots
+        while len(dirty) < most:
+            dirty.append(row)
+            row = self._index.parents[row]
+            if (
+                row < 0
+                or row == protect
+                or tier.kids[row] > 1
+                or not tier.ready(row)
+                or slots.pins[tier.at[row]]
+            ):
+                return
+            if not self._dirty(tier, row):
+                return
+
     def _write_back(self, tier: Tier, rows: Sequence[int]) -> None:
         """Start writing victims down; those that nothing below can take are dropped, or offered again if below is busy."""
         below = self._tiers.below(tier)
         if below is not None:
-            taken = self.send_down(tier, rows, None)
+            taken = self.send_down(tier, self._behind_ancestors(rows), None)
             busy = FILLING in below.slots.state or bool(self._books.storing)  # below has room once they end
             if taken and self._books.store and self._books.config.into_store is WritePolicy.THROUGH:
                 self.write(taken, None)
         else:
             taken = self.write(rows, None)
             busy = False
-        for row in set(rows).difference(taken):
-            slot = tier.at[row]
-            if slot < 0 or tier.slots.pins[slot]:
-                continue  # it goes down with another page's chain
-            if not busy and self._tiers.spare(tier, row):
-                self._tiers.evict(tier, slot)
-            else:
+        left = set(rows).difference(taken)
+        for row in [row for row in rows if row in left]:  # leaves first
+            if not busy and tier.at[row] >= 0 and self._tiers.evictable(tier, row):
+                self._tiers.evict(tier, tier.at[row])
+            elif tier.at[row] >= 0:
                 self._tiers.offer(row)
+
+    def _behind_ancestors(self, rows: Sequence[int]) -> list[int]:
+        """Victims, leaves first, as pages to be copied down, parents first.
+
+        Where the tier below writes to the store as it evicts, the ancestors that are in neither go before: a page
+        that came down without them could never be stored.
+        """
+        if not self._books.store or self._books.config.into_store is not WritePolicy.BACK:
+            return list(reversed(rows))
+        index, bottom, storing = self._index, self._tiers.bottom, self._books.storing
+        order: dict[int, None] = {}
+        for row in reversed(rows):
+            chain = [row]
+            for above in index.ancestors(row):
+                flags = index.flags[above]
+                if (
+                    above in order
+                    or bottom.at[above] >= 0
+                    or flags & (STORED | KEPT)
+                    or index.keys[above] in storing
+                ):
+                    break
+                chain.append(above)
+            order.update(dict.fromkeys(reversed(chain)))
+        return list(order)
 
     # ---- memory tier -> lower memory tier
 
     def send_down(self, tier: Tier, rows: Iterable[int], request: Request | None) -> list[int]:
         """Copy pages of ``tier`` to the tier below, parents first; returns the rows for which that has started.
 
-        Pages already below, orphans, and those for which no room can be made are left out.
+        Pages already below and orphans are left out, and all from the first on for which no room can be made.
         """
         below = self._tiers.below(tier)
         if below is None:
@@ -118,9 +158,11 @@ class Below:
             slot = tier.at[row]
             if slot < 0 or below.at[row] >= 0 or self._tiers.orphaned(row):
                 continue
-            if not self.room(below, self._index.parents[row]):
+            if not self.room(
+                below, ROOT
+            ):  # its parent has a child above, so it leaves below only if it is above too
                 self._books.stats.not_stored += 1
-                continue
+                break
             place = self._tiers.enter(below, row, draft.id, tier.rank[slot])
             draft.read(tier, slot)
             keys.append(self._index.keys[row])
@@ -173,40 +215,37 @@ class Below:
             return []
         chain: list[int] = []
         while row != ROOT:
-            if row < 0 or bottom.at[row] < 0:
+            if row < 0:
                 return []
             if index.flags[row] & STORED or index.keys[row] in self._books.storing:
                 break
+            if bottom.at[row] < 0:
+                return []
             chain.append(row)
             row = index.parents[row]
         chain.reverse()
         return chain
 
     def flush(self) -> int:
-        """Start writing down every page that the tiers below lack; returns how many are missing below, including these.
+        """Start writing down what the lowest tier lacks (the store, if there is one); returns how many pages that is.
 
         Called again after the Jobs have ended it reaches further; a number that does not fall any more is what
         nothing below can take.
         """
         index, tiers = self._index, self._tiers
-        rows = [row for _, row in index.pages()]
-        missing = 0
-        for tier in tiers.all[:-1]:
-            below = tiers.below(tier)
-            lacking = [row for row in rows if tier.ready(row) and below is not None and not below.ready(row)]
-            missing += len(lacking)
-            self.send_down(tier, lacking, None)
+        rows = [row for row in index.root_first() if index.resident(row)]
         if self._books.store:
-            lacking = [
-                row
-                for row in rows
-                if tiers.bottom.at[row] >= 0
-                and not index.flags[row] & STORED
-                and self._books.spaces[index.spaces[row]].durable
+            spaces = self._books.spaces
+            missing = [
+                row for row in rows if not index.flags[row] & STORED and spaces[index.spaces[row]].durable
             ]
-            missing += len(lacking)
-            self.write(lacking, None)
-        return missing
+        else:
+            missing = [row for row in rows if tiers.bottom.at[row] < 0]
+        for tier in tiers.all[:-1]:
+            self.send_down(tier, [row for row in missing if tier.ready(row)], None)
+        if self._books.store:
+            self.write(missing, None)
+        return len(missing)
 
     def _emit(self, draft: Draft, request: Request | None) -> None:
         if draft.empty:

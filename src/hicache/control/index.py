@@ -105,7 +105,7 @@ class PageIndex:
 
     def children(self, row: int) -> int:
         """Children of the page, counted once for each memory tier that holds them."""
-        return sum(kids[row] for _, kids in self._columns)
+        return sum([kids[row] for _, kids in self._columns])
 
     def forget(self, row: int) -> None:
         """Give the row back if neither the page nor a child is in memory; its parent's too, if it stood for it only."""
@@ -116,14 +116,27 @@ class PageIndex:
             parent = self.parents[row]
             self.parents[row] = UNKNOWN
             self.flags[row] = 0
-            for _, kids in self._columns:
-                if kids[row]:
-                    return
-            key = self.keys[row]
-            del self.shards[key[0] & self.mask][key]
-            self.keys[row] = None
-            self._free.append(row)
+            if not self.children(row):
+                key = self.keys[row]
+                del self.shards[key[0] & self.mask][key]
+                self.keys[row] = None
+                self._free.append(row)
             row = parent
+
+    def ancestors(self, row: int) -> Iterator[int]:
+        """The rows above ``row``, nearest first, as far as they are known."""
+        while (row := self.parents[row]) >= 0:
+            yield row
+
+    def root_first(self) -> list[int]:
+        """All rows, parents before their children; O(pages)."""
+        order: dict[int, None] = {}
+        for _, row in self.pages():
+            chain = [row]
+            while (row := self.parents[row]) >= 0 and row not in order:
+                chain.append(row)
+            order.update(dict.fromkeys(reversed(chain)))
+        return list(order)
 
     def pages(self) -> Iterator[tuple[PageKey, int]]:
         """All (key, row) pairs; O(pages)."""

@@ -89,7 +89,7 @@ class Reader:
         request.must_be_open("load")
         books = self._books
         books.tick += 1
-        load, fetch = books.ledger.draft(JobKind.LOAD), self._draft_fetch()
+        fetch, load = self._draft_fetch(), books.ledger.draft(JobKind.LOAD)
         start, bottom, keys, rows = match.start, self._tiers.bottom, request.keys, request.rows
         index, names = books.index, books.index.keys
         limit = min(len(keys), start + len(target))

@@ -84,7 +84,11 @@ class Request:
         return self.controller.publish(self, upto, source)
 
     def release_endpoint(self) -> None:
-        """The engine wants its memory back (preemption): untaken loads are withdrawn, EndpointFree follows."""
+        """The engine wants its memory back (preemption): untaken loads are withdrawn, EndpointFree follows.
+
+        It speaks of all memory used for this handle until then; a second release before it is heard is answered
+        together with the first.
+        """
         self.controller.release_endpoint(self)
 
     def close(self, *, abort: bool = False) -> None:

@@ -231,7 +231,18 @@ class Settler:
                 self.withdraw(live[job])
 
     def owe(self, request: Request) -> None:
-        """The adapter wants to know when its memory is free, for both kinds."""
+        """The adapter wants to know when its memory is free, for both kinds.
+
+        Events of an earlier release that it has not heard yet are taken back: heard after this release, they would
+        seem to speak of memory that may still be in use.
+        """
+        books = self._books
+        if books.events:
+            books.events = [
+                event
+                for event in books.events
+                if not isinstance(event, EndpointFree) or event.handle != request.handle
+            ]
         request.due |= TOUCHES_ENDPOINT
         self._request_moved_on(request)
 

@@ -1,0 +1,89 @@
+"""Reading records: rows first, then bytes, then the proof that the bytes are the row's.
+
+The rows are copied in one short read transaction that ends before any I/O, so a slow disk never holds the index.
+Between the two a slot may be recycled; that, and every damage, shows as a difference between record and row.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from contextlib import suppress
+
+import lmdb
+
+from hicache.data.store.base import Corrupt, Hit, Iovec, Miss, ReadOutcome
+from hicache.data.store.record import HEADER_NBYTES, LAYOUT_NAMES, differs, parse_header, payload_wrong, trim
+from hicache.data.store.segment.directory import Directory
+from hicache.data.store.segment.tables import BLOCK_NBYTES, Row
+
+_NOT_NOW = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+"""Errors that say nothing about the record."""
+
+_OTHERS = ("spec", "version")
+"""Differences of a sound record that is not for us: a miss, and it stays. (The row has vouched for the namespace.)"""
+
+
+class Reader:
+    """Reads for one store of a directory; ``fingerprint`` is what its records must carry."""
+
+    def __init__(self, directory: Directory, fingerprint: bytes) -> None:
+        self._directory = directory
+        self._fingerprint = fingerprint
+
+    def read(self, root: bytes, keys: Sequence[bytes], into: Sequence[Iovec]) -> list[ReadOutcome]:
+        """One outcome a key; records found damaged are dropped from the index before this returns."""
+        try:
+            rows = self._directory.rows(keys)
+            return [
+                self._read(root, key, row, views) for key, row, views in zip(keys, rows, into, strict=True)
+            ]
+        except lmdb.Error:
+            return [Miss("unavailable")] * len(keys)
+
+    def _read(self, root: bytes, key: bytes, row: Row | None, into: Iovec) -> ReadOutcome:
+        wrong = None
+        seen = row
+        for _ in range(2):
+            if row is None or row.hole:
+                return Miss()
+            if row.namespace != root[:8]:
+                return Miss("namespace")
+            views = trim(into, row.nbytes)
+            if views is None:
+                return Miss("length")
+            wrong = self._fetch(root, key, row, views)
+            if wrong is None:
+                return Hit(LAYOUT_NAMES[row.layout], row.nbytes)
+            if wrong in _OTHERS or wrong == "not_now":
+                return Miss(wrong)
+            seen = row  # recycled under our hands, or damaged: the row as it is now tells
+            row = self._directory.rows([key])[0]
+        if seen is None or not seen.same_bytes(row):
+            return Miss("recycled")
+        with suppress(lmdb.Error, OSError), self._directory.writing() as books:
+            books.drop(key, seen)
+        return Corrupt(wrong or "unknown")
+
+    def _fetch(self, root: bytes, key: bytes, row: Row, views: list[memoryview]) -> str | None:
+        """Fill the views; None when they hold what the row says, else what is wrong."""
+        head = bytearray(HEADER_NBYTES)
+        segments, files = self._directory.segments, self._directory.files
+        try:
+            with segments.use(row.segment) as fd:
+                done = files.read(fd, [memoryview(head), *views], row.offset * BLOCK_NBYTES)
+        except OSError as error:
+            if error.errno in _NOT_NOW:
+                return "not_now"
+            return "missing" if error.errno == errno.ENOENT else "unreadable"
+        if done < HEADER_NBYTES + row.nbytes:
+            return "short"
+        header = parse_header(head)
+        if isinstance(header, str):
+            return header
+        wrong = differs(header, namespace=root, key=key, fingerprint=self._fingerprint)
+        if wrong in ("key", "namespace"):
+            return wrong
+        if (header.layout, header.nbytes, header.sum) != (row.layout, row.nbytes, row.sum):
+            return "row"
+        return wrong or payload_wrong(header, views)

@@ -1,0 +1,39 @@
+"""Every copy engine passes one suite, and a copy plan's runs make the same bytes as the reference engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hicache.data.copy.base import CopyEngine
+from hicache.data.copy.reference import ReferenceEngine
+from hicache.data.pool import surface_of
+from hicache.layout import LAYOUTS, place
+from hicache.plan import plan
+from hicache.testing.copies import PAIRS, PLANE_SETS, SLOTS, CopyEngineContract, guarded
+
+
+class TestReferenceEngine(CopyEngineContract):
+    @pytest.fixture
+    def engine(self) -> CopyEngine:
+        return ReferenceEngine()
+
+
+@pytest.mark.parametrize("planes,source,target", PAIRS)
+def test_runs_of_a_plan_equal_the_reference(planes, source, target):
+    group = PLANE_SETS[planes]
+    a, b = place(group, LAYOUTS[source], SLOTS), place(group, LAYOUTS[target], SLOTS)
+    _, ours = guarded(a.nbytes, 7)
+    whole, theirs = guarded(b.nbytes, None)
+    expected_whole, expected = guarded(b.nbytes, None)
+    sources, targets = (6, 0, 3), (1, 6, 2)
+    ReferenceEngine().submit(surface_of(a, ours), sources, surface_of(b, expected), targets)
+    moved = 0
+    for s, t in zip(sources, targets, strict=True):
+        for start, end, nbytes in plan(a, b).runs(s, t):
+            assert 0 <= start <= a.nbytes - nbytes
+            assert 0 <= end <= b.nbytes - nbytes
+            theirs[end : end + nbytes] = ours[start : start + nbytes]
+            moved += nbytes
+    assert moved == len(sources) * group.nbytes
+    assert np.array_equal(whole, expected_whole)

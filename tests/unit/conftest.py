@@ -1,0 +1,8 @@
+"""Lets the unit tests import their shared fakes (``rig``)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
