@@ -7,10 +7,9 @@ import time
 
 import pytest
 from hits import (
+    WHOLE,
     A,
     B,
-    WHOLE,
-    attach,
     complaints,
     settings,
     settle,
@@ -20,7 +19,7 @@ from hits import (
     work,
 )
 
-from hicache.adapters.transformers import TransformersCache, engine
+from hicache.adapters.transformers import TransformersCache, attach, engine
 from hicache.records import Where
 from hicache.testing.replay import Recorder
 
@@ -63,7 +62,10 @@ def test_a_page_published_before_its_last_row_is_found(tiny, monkeypatch):
                 run.ids.pop()
 
     monkeypatch.setattr(TransformersCache, "_publish", one_more)
-    recorder, prompt = Recorder(), [*A, A[-1]]  # its last page lacks one row, whose token the bug guesses right
+    recorder, prompt = (
+        Recorder(),
+        [*A, A[-1]],
+    )  # its last page lacks one row, whose token the bug guesses right
     with attach(tiny, settings(host=12), witness=recorder) as cached:
         work(cached, [prompt, B, [*prompt, A[-1], 7]])
     assert complaints(tiny, recorder) != []

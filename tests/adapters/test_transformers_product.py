@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 from hits import (
-    A,
     AGAIN,
-    B,
     FIRST,
     LOADABLE,
     PAGE,
-    attach,
+    A,
+    B,
     complaints,
     settings,
     settle,
@@ -29,6 +28,7 @@ from hits import (
     zeros,
 )
 
+from hicache.adapters.transformers import attach
 from hicache.layout import LAYOUTS
 from hicache.records import Where
 from hicache.testing.replay import Recorder
@@ -79,13 +79,15 @@ def test_every_combination_says_what_a_replay_says(tiny, tmp_path, tiers, layout
         if folder is not None:
             settle(cached)
             assert sum(stats.evicted.values()) > 0, "the tiers are too large to show anything"
-        if into_store == "through" and folder is not None:
+        if into_store == "through" and into_host != "back" and folder is not None:
             assert results[-1].hit_tokens == LOADABLE
     if folder is not None:
         with attach(tiny, chosen, witness=recorder) as cached:
             results = work(cached, AGAIN, settled=False)
             said += [result.tokens for result in results]
-            assert results[0].sources["store"] == LOADABLE, "nothing came back after the restart"
+            # under "back", what finds no room above while victims are written down is not kept
+            wanted = 1 if into_host == "back" else LOADABLE
+            assert results[0].sources["store"] >= wanted, "too little came back after the restart"
     assert recorder.restored_pages > 0
     assert complaints(tiny, recorder, said) == []
 
@@ -124,7 +126,8 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 sys.path.insert(0, sys.argv[1])
-from hits import AGAIN, attach, complaints, settings, work
+from hits import AGAIN, complaints, settings, work
+from hicache.adapters.transformers import attach
 from hicache.testing.model import tiny_model
 from hicache.testing.replay import Recorder
 model, report = tiny_model(), []

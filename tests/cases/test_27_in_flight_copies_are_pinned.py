@@ -76,7 +76,7 @@ def test_a_sweep_under_write_back_keeps_what_is_on_its_way(house):
 def test_a_failed_load_gives_its_pins_back(two, reason):
     request = start_load(two, A)
     (job,) = two.controller.take_jobs().jobs
-    two.controller.apply([Done(job.id, bad={key: reason for key in job.spans[0].keys})])
+    two.controller.apply([Done(job.id, bad=dict.fromkeys(job.spans[0].keys, reason))])
     two.controller.check()
     request.close()
     two.settle()

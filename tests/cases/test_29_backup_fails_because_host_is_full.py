@@ -38,7 +38,7 @@ def full(house, request):
     for number in range(4):
         one.serve(number, one.keys(prompt(number)))
     pools = one.controller.pools()
-    assert pools[Where.DEVICE]["ready"] == 16 and pools[Where.HOST]["ready"] == 8
+    assert (pools[Where.DEVICE]["ready"], pools[Where.HOST]["ready"]) == (16, 8)
     return one
 
 

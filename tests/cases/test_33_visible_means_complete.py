@@ -69,7 +69,9 @@ def test_pages_reported_complete_are_complete_at_that_moment(house):
 class Holes(MemoryStore):
     """Answers some pages of a chain in a chosen wrong way."""
 
-    wrong: dict[bytes, str] = {}
+    def __init__(self, *args) -> None:
+        super().__init__(*args)
+        self.wrong: dict[bytes, str] = {}
 
     def read(self, namespace, keys, into):
         kinds = {self.wrong.get(key.page) for key in keys}
@@ -103,7 +105,8 @@ def test_a_load_with_failed_pages_is_told_as_a_shorter_prefix(house, how):
     assert one.right(request, range(good))
     assert request.match().pages == good
     pool = one.controller.pools()[Where.HOST]
-    assert pool["filling"] == pool["doomed"] == 0 and pool["free"] + pool["ready"] == pool["total"]
+    assert pool["filling"] == pool["doomed"] == 0
+    assert pool["free"] + pool["ready"] == pool["total"]
     readable = {
         index for index, key in enumerate(keys) if one.open(index, keys[: index + 1]).match().ready > index
     }

@@ -75,7 +75,9 @@ one = case.pressed(Path({str(tmp_path)!r}))
 print(one.controller.stats.stored[case.Where.STORE], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
+    )
     assert ended.returncode == -9, ended.stderr
     assert fresh_hits(tmp_path) == int(ended.stdout)
 

@@ -51,6 +51,10 @@ WORLDS: dict[str, SmallWorld] = {
             ControlConfig(host_slots=1), (Actor(("A",), abort=True), Actor(("C",), abort=True)), eager=False
         )
     ),
+    "w2_shared": SmallWorld(
+        Rules(ControlConfig(host_slots=1), (Actor(("A",), abort=True), Actor(("A",), abort=True)), eager=False)
+    ),
+    "w2_writes": SmallWorld(Rules(host(2), (Actor(("AB",), chunk=1),), evictors=(H,))),
     "w2": SmallWorld(Rules(host(), PAIR, stored=("AB",), store_slots=2)),
     "w2_late": SmallWorld(
         Rules(host(), (Actor(("AB",), abort=True, chunk=1),), stored=("A",), store_slots=2, eager=False)
@@ -123,6 +127,16 @@ WORLDS: dict[str, SmallWorld] = {
             stuck_jobs=1,
         )
     ),
+    "w4_fetch": SmallWorld(
+        Rules(
+            host(),
+            (Actor(("A", "C"), abort=True),),
+            stored=("A",),
+            fails=frozenset(),
+            stuck=frozenset({JobKind.FETCH}),
+            stuck_jobs=1,
+        )
+    ),
     "w4_back": SmallWorld(
         Rules(
             memory(into_host=WritePolicy.BACK),
@@ -139,6 +153,9 @@ WORLDS: dict[str, SmallWorld] = {
             (Actor(("A", "A")),),
             evictors=(D,),
         )
+    ),
+    "w5_twice": SmallWorld(
+        Rules(ControlConfig(host_slots=1, shards=2), (Actor(("A",)),), repeats=True)
     ),
     "w5_store": SmallWorld(Rules(host(shards=2), (Actor(("A", "A")),), stored=("A",), evictors=(H,))),
 }

@@ -141,6 +141,8 @@ class Replay:
         ids, said = list(program.prompt), list[int]()
         for start, end, _ in program.calls:
             if end > len(ids):
+                if not said:
+                    raise InvariantError("a token was used before anything said it", run=run, start=start)
                 ids.append(said[-1])
             token = forward(self._model, ids[start:end], cache)
             if end >= len(program.prompt):

@@ -200,19 +200,18 @@ class TransformersCache:
             return
         times = self.cache.settings.deadlines
         self.cache.run_until(lambda: not request.match().pending, times.lookup_s + times.fetch_s)
-        run.ends = TAIL
+        lost = ""  # why the round before brought less than it promised
         while run.hit < limit:
             asked = request.load(request.match(run.hit), range(run.hit, limit))
-            run.ends = asked.ends.value
             if not asked.pages:
+                run.ends = lost or asked.ends.value
                 break
             ended = self._loaded(request, asked, times.fetch_s + ROWS_S)
             if ended is None:
                 raise UnavailableError("a load did not end", pages=asked.pages)
             run.by_tier += _arrived(asked, ended.good)
             run.hit += ended.good
-            if ended.good < asked.pages:
-                run.ends = ended.reason.value
+            run.ends = lost = ended.reason.value if ended.good < asked.pages else ""
             if not ended.good:
                 break
         if self._witness is not None:

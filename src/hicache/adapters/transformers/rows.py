@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -75,22 +76,29 @@ class Geometry:
         return CacheSpec((Group("kv", tuple(planes)),), page_tokens)
 
 
-def cache_argument(model: Any) -> str:
-    """What this version of Transformers calls the cache in a forward call."""
-    names = inspect.signature(model.forward).parameters
+@cache
+def cache_argument(kind: Any) -> str:
+    """What this version of Transformers calls the cache in a forward call of this class of model."""
     for name in ("cache", "past_key_values"):
-        if name in names:
+        if takes(kind, name):
             return name
-    raise ConfigError("the model's forward takes no cache", model=type(model).__name__)
+    raise ConfigError("the model's forward takes no cache", model=kind.__name__)
+
+
+@cache
+def takes(kind: Any, argument: str) -> bool:
+    """True when the forward call of this class of model has an argument of that name."""
+    return argument in inspect.signature(kind.forward).parameters
 
 
 def forward(model: Any, ids: Sequence[int], cache: Any) -> int:
     """One forward call over ``ids`` behind what ``cache`` holds; returns the likeliest next token."""
-    keep = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    kind: Any = type(model)
+    more = {cache_argument(kind): cache}
+    if takes(kind, "logits_to_keep"):
+        more["logits_to_keep"] = 1
     with torch.inference_mode():
-        out = model(
-            input_ids=torch.tensor([list(ids)]), use_cache=True, **{cache_argument(model): cache}, **keep
-        )
+        out = model(input_ids=torch.tensor([list(ids)]), use_cache=True, **more)
         return int(out.logits[0, -1].argmax())
 
 
@@ -102,11 +110,11 @@ def probe(model: Any) -> Geometry:
     """
     with torch.inference_mode():
         out = model(input_ids=torch.zeros((1, PROBE_TOKENS), dtype=torch.long), use_cache=True)
-    cache = getattr(out, "cache", None)
-    cache = out.past_key_values if cache is None else cache
-    layers = getattr(cache, "layers", None)
-    if type(cache) is not transformers.DynamicCache or not layers:
-        raise ConfigError("the model keeps its own kind of cache", cache=type(cache).__name__)
+    made = getattr(out, "cache", None)
+    made = out.past_key_values if made is None else made
+    layers = getattr(made, "layers", None)
+    if type(made) is not transformers.DynamicCache or not layers:
+        raise ConfigError("the model keeps its own kind of cache", cache=type(made).__name__)
     names: dict[tuple[int, torch.Size, torch.dtype], str] = {}
     sides: list[tuple[Side, Side]] = []
     for number, layer in enumerate(layers):

@@ -1,0 +1,237 @@
+"""Building: what cannot work is refused before memory is taken; what was built steps, flushes and closes in time."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from hicache import build as build_module
+from hicache.build import build
+from hicache.data.pool import rows_surface
+from hicache.errors import CapacityError, ConfigError
+from hicache.keys import Namespace, page_keys
+from hicache.records import EndpointFree, JobKind, Loaded, Where
+from hicache.settings import load
+from hicache.spec import CacheSpec, Group, Plane
+
+PAGE, PAGES = 4, 6
+SPACE = Namespace.of({"weights": b"w"})
+SPEC = CacheSpec((Group("kv", (Plane("k", 2, PAGE, 1, 32), Plane("v", 2, PAGE, 1, 16))),), PAGE)
+UNEVEN = CacheSpec((Group("kv", (Plane("k", 2, PAGE, 2, 32), Plane("v", 2, PAGE, 1, 32))),), PAGE)
+
+
+class Engine:
+    """An engine with rows for six pages and no model."""
+
+    def __init__(self, spec=SPEC):
+        planes = spec.groups[0].planes
+        shape = [(PAGES * PAGE, plane.heads, plane.item_nbytes) for plane in planes]
+        self.rows = [
+            [np.zeros(s, np.uint8) for _ in range(p.layers)] for s, p in zip(shape, planes, strict=True)
+        ]
+        self._surface = rows_surface(spec.groups[0], self.rows, PAGES)
+
+    def surface(self, handle, group):
+        return self._surface
+
+    def fill(self, seed):
+        random = np.random.default_rng(seed)
+        for plane in self.rows:
+            for layer in plane:
+                layer[:] = random.integers(0, 256, layer.shape)
+
+    def bytes(self):
+        return b"".join(layer.tobytes() for plane in self.rows for layer in plane)
+
+
+def make(engine, spec=SPEC, **keywords):
+    return build(load(environ={}, page_tokens=PAGE, **keywords), spec, SPACE, engine)
+
+
+def publish(cache, engine, seed=1):
+    engine.fill(seed)
+    keys = page_keys(SPACE.root, range(100 * seed, 100 * seed + PAGES * PAGE), PAGE)
+    request = cache.open(seed, keys)
+    assert request.publish(PAGES, range(PAGES)) == PAGES
+    request.close()
+    assert cache.run_until(lambda: len(frees(cache, request)) == 2, 10)
+    cache.forget(request)
+    return keys, engine.bytes()
+
+
+def frees(cache, request):
+    return {event.kind for event in cache.events(request) if isinstance(event, EndpointFree)}
+
+
+def load_all(cache, engine, keys):
+    request = cache.open("again", keys)
+    cache.run_until(lambda: not request.match().pending, 10)
+    loaded = request.load(request.match(), range(PAGES))
+    cache.run_until(lambda: any(isinstance(event, Loaded) for event in cache.events(request)), 10)
+    assert cache.events(request)[-1].good == PAGES
+    request.close()
+    assert cache.run_until(lambda: frees(cache, request) == {JobKind.LOAD, JobKind.SAVE}, 10)
+    return loaded.by_tier
+
+
+@pytest.mark.parametrize(
+    "tiers",
+    [
+        {"host": {"bytes": "64KiB"}},
+        {"host": None, "device": {"bytes": "64KiB"}},
+        {"host": {"bytes": "64KiB"}, "device": {"bytes": "2KiB"}},
+    ],
+)
+@pytest.mark.parametrize("layout", ["layer_first", "page_first", "page_first_direct", "page_head"])
+def test_what_was_published_comes_back_from_memory_and_after_a_restart_from_the_store(
+    tmp_path, tiers, layout
+):
+    engine = Engine()
+    store = {"type": "segment", "path": str(tmp_path), "cap": "8MiB"}
+    cache = make(engine, layout=layout, store=store, **tiers)
+    keys, before = (
+        publish(cache, engine) if "device" not in tiers or tiers["host"] is None else slow(cache, engine)
+    )
+    engine.fill(9)
+    assert sum(load_all(cache, engine, keys).values()) == PAGES
+    assert engine.bytes() == before
+    assert cache.close() == []
+    engine.fill(9)
+    cache = make(engine, layout=layout, store=store, **tiers)
+    assert load_all(cache, engine, keys)[Where.STORE] == PAGES
+    assert engine.bytes() == before
+    cache.controller.check()
+    assert cache.close() == []
+
+
+def slow(cache, engine):
+    """Publish page by page through a device tier that is smaller than the prompt."""
+    engine.fill(1)
+    keys = page_keys(SPACE.root, range(100, 100 + PAGES * PAGE), PAGE)
+    request = cache.open(1, keys)
+    for upto in range(1, PAGES + 1):
+        request.publish(upto, range(PAGES))
+        cache.run_until(lambda: cache.controller.idle, 10)
+    assert cache.flush(10) == 0
+    request.close()
+    cache.step()
+    return keys, engine.bytes()
+
+
+def test_a_layout_that_cannot_hold_the_pages_is_refused_with_those_that_can():
+    with pytest.raises(ConfigError) as refusal:
+        make(Engine(UNEVEN), UNEVEN, layout="page_head")
+    assert refusal.value.context["tier"] == "host"
+    assert refusal.value.context["nearest"] == "layer_first,page_first,page_first_direct"
+
+
+def test_budgets_shards_and_page_sizes_that_do_not_fit_are_refused():
+    with pytest.raises(ConfigError) as refusal:
+        make(Engine(), host={"bytes": "1KiB"})
+    assert refusal.value.context.items() >= {"key": "host.bytes", "value": "1KiB", "page_bytes": 4096}.items()
+    with pytest.raises(ConfigError, match="does not hold one page"):
+        make(Engine(), device={"bytes": 100})
+    with pytest.raises(ConfigError, match="one shard"):
+        make(Engine(), CacheSpec(SPEC.groups, PAGE, shards=2))
+    with pytest.raises(ConfigError, match="another page size"):
+        make(Engine(), CacheSpec(SPEC.groups, 2 * PAGE))
+    with pytest.raises(ConfigError, match="needs a device tier"):
+        make(Engine(), into_host="back")
+    with pytest.raises(ConfigError, match="unknown store type"):
+        make(Engine(), store={"type": "nonesuch"})
+
+
+def test_what_was_made_before_a_failure_is_given_back(monkeypatch):
+    closed = []
+
+    class Pool(build_module.Pool):
+        def close(self):
+            closed.append(self.where)
+            super().close()
+
+    monkeypatch.setattr(build_module, "Pool", Pool)
+    with pytest.raises(CapacityError):
+        make(Engine(), device={"bytes": "64KiB"}, host={"bytes": 1 << 50})
+    assert Where.DEVICE in closed
+    closed.clear()
+    with pytest.raises(ConfigError):
+        make(Engine(), store={"type": "nonesuch"})
+    assert closed == [Where.HOST]
+
+
+def test_progress_of_the_memory_is_shown():
+    seen = []
+    settings = load(environ={}, page_tokens=PAGE, host={"bytes": "64KiB"})
+    build(settings, SPEC, SPACE, Engine(), progress=lambda done, total: seen.append((done, total))).close()
+    assert seen[-1][0] == seen[-1][1] == 64 << 10
+
+
+def test_waiting_ends_when_nothing_is_left_to_wait_for():
+    cache = make(Engine())
+    began = time.monotonic()
+    assert not cache.run_until(lambda: False, 60)
+    assert time.monotonic() - began < 10
+    cache.close()
+
+
+def test_flush_says_how_much_cannot_go_down():
+    engine = Engine()
+    store = {"type": "memory", "cap": 3 * (512 + 384)}
+    cache = make(engine, host={"bytes": "64KiB"}, into_store="selective", store=store)
+    publish(cache, engine)
+    assert cache.data.store.usage()["records"] == 0
+    assert cache.flush(10) == 3
+    assert cache.data.store.usage()["records"] == 3
+    cache.close()
+
+
+@pytest.mark.parametrize("policy", ["through", "back"])
+def test_closing_writes_what_back_has_kept(tmp_path, policy):
+    engine = Engine()
+    store = {"type": "segment", "path": str(tmp_path), "cap": "8MiB"}
+    cache = make(engine, host={"bytes": "64KiB"}, into_store=policy, store=store)
+    keys, before = publish(cache, engine)
+    cache.close()
+    cache = make(engine, host={"bytes": "64KiB"}, store=store)
+    engine.fill(9)
+    assert load_all(cache, engine, keys)[Where.STORE] == PAGES
+    assert engine.bytes() == before
+    cache.close()
+
+
+@pytest.mark.parametrize("call", ["write", "close"])
+def test_closing_never_hangs(call):
+    engine, go = Engine(), threading.Event()
+    cache = make(engine, host={"bytes": "64KiB"}, store={"type": "memory", "cap": "1MiB"})
+    setattr(cache.data.store, call, lambda *_args: go.wait(60) and [])
+    try:
+        publish(cache, engine)
+        began = time.monotonic()
+        assert cache.close(0.3) == (["write"] if call == "write" else ["store.close"])
+        assert time.monotonic() - began < 5
+        assert cache.close() == []
+        with pytest.raises(ConfigError, match="closed"):
+            cache.open(2, [])
+    finally:
+        go.set()
+
+
+def test_one_caller_at_a_time():
+    cache, inside = make(Engine()), []
+
+    def other():
+        with cache.lock:
+            inside.append("other")
+
+    with cache.lock:
+        thread = threading.Thread(target=other)
+        thread.start()
+        cache.step()
+        time.sleep(0.05)
+        assert inside == []
+    thread.join(5)
+    assert inside == ["other"]
+    cache.close()
