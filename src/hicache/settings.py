@@ -244,8 +244,10 @@ def _refuse_strangers(variables: Mapping[str, str]) -> None:
 def _from_text(key: str, text: str) -> object:
     """An environment variable's text as the type its key has; left as text where that fails, for the error."""
     kind = _leaves()[key]
+    if str in (kind, *get_args(kind)) or (kind is int and not text.isdecimal()):
+        return text
     try:
-        return text if str in (kind, *get_args(kind)) else msgspec.convert(text, kind, strict=False)
+        return msgspec.convert(text, kind, strict=False)
     except msgspec.ValidationError:
         return text
 

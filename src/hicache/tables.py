@@ -21,7 +21,7 @@ from hicache.errors import ConfigError
 
 OFF = "off"
 
-_SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?) ?(B|KiB|MiB|GiB|TiB)?")
+_SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(?: ?(B|KiB|MiB|GiB|TiB))?")
 _UNITS = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE_EXPECTED = "whole bytes: a number, or text such as 64MiB or 1.5GiB (B, KiB, MiB, GiB, TiB)"
 

@@ -15,7 +15,7 @@ from hicache.testing.replay import Recorder, Replay
 
 PAGE = 4
 SLOT = 4096  # a page of the tiny model is 2048 bytes, padded to this in the page-major layouts
-NEW = 6
+NEW = 4
 
 A = [11, 7, 401, 93, 5, 5, 5, 250, 77, 31, 8, 120, 66, 43]
 B = [300 + 3 * i for i in range(14)]

@@ -21,6 +21,7 @@ from hits import (
 
 from hicache.adapters.transformers import TransformersCache, attach, engine
 from hicache.records import Where
+from hicache.settings import Deadlines
 from hicache.testing.replay import Recorder
 
 
@@ -129,16 +130,23 @@ def test_reusing_rows_at_once_is_found(tiny, monkeypatch):
 def test_a_save_that_hangs_costs_new_rows_not_wrong_ones(tiny, monkeypatch):
     monkeypatch.setattr(engine, "ROWS_S", 0.1)
     recorder, go = Recorder(), threading.Event()
-    with attach(tiny, settings(host=20), witness=recorder) as cached:
+    limits = Deadlines(fetch_s=0.2)
+    with attach(tiny, settings(host=20, deadlines=limits), witness=recorder) as cached:
         slow = Slow(cached.cache, go)
         slow._go = type("Never", (), {"wait": staticmethod(lambda _s: go.wait(30))})
         cached.generate(A, 2)
+        first = cached._rows._memory
         began = time.monotonic()
-        cached.generate(B, 2)
+        for _ in range(3):
+            cached.generate(B, 2)
         assert time.monotonic() - began < 10
+        assert cached._rows._memory is not first
+        assert cached.errors.pop("UnavailableError") == 2  # two loads that wait for the save
+        assert len(cached._lingering) == 3
         go.set()
         settle(cached)
         work(cached, [A, B])
-        assert not cached._closing or cached._rows._bound
+        assert cached._lingering == []
+        assert len(cached._rows._bound) == 1
     assert recorder.restored_pages == 6
     assert complaints(tiny, recorder) == []

@@ -153,7 +153,7 @@ def test_fetching_early_or_late_says_the_same(tiny, tmp_path, fetch_at):
     for _ in range(2):
         with attach(tiny, chosen, witness=recorder) as cached:
             result = work(cached, [A, B, A])[0]
-    assert result.hit_tokens == LOADABLE
+    assert result.sources["store"] == LOADABLE
     assert complaints(tiny, recorder) == []
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hicache.data.copy import host
 from hicache.data.copy.base import CopyEngine
+from hicache.data.copy.host import HostEngine
 from hicache.data.copy.reference import ReferenceEngine
+from hicache.data.copy.strided import NumpyEngine
 from hicache.data.pool import surface_of
 from hicache.layout import LAYOUTS, place
 from hicache.plan import plan
@@ -17,6 +20,32 @@ class TestReferenceEngine(CopyEngineContract):
     @pytest.fixture
     def engine(self) -> CopyEngine:
         return ReferenceEngine()
+
+
+class TestNumpyEngine(CopyEngineContract):
+    @pytest.fixture
+    def engine(self) -> CopyEngine:
+        return NumpyEngine()
+
+
+native = pytest.mark.skipif(HostEngine.available() is not None, reason=str(HostEngine.available()))
+
+
+@native
+class TestHostEngine(CopyEngineContract):
+    @pytest.fixture
+    def engine(self) -> CopyEngine:
+        return HostEngine()
+
+
+@native
+class TestHostEngineWithHelpers(CopyEngineContract):
+    """Every call is taken for a large one: stores around the cache, and threads."""
+
+    @pytest.fixture
+    def engine(self, monkeypatch: pytest.MonkeyPatch) -> CopyEngine:
+        monkeypatch.setattr(host, "SMALL_NBYTES", 0)
+        return HostEngine()
 
 
 @pytest.mark.parametrize("planes,source,target", PAIRS)

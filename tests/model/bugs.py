@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from pytest import MonkeyPatch
+import pytest
 from worlds import WORLDS
 
 from hicache.control.controller import Controller
@@ -21,7 +21,7 @@ from hicache.records import Done, JobKind
 from hicache.testing.small import Rules
 from hicache.testing.world import ANSWERED, World
 
-Patch = Callable[[MonkeyPatch], object]
+Patch = Callable[[pytest.MonkeyPatch], object]
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Bug:
 
     @property
     def rules(self) -> Rules:
-        return WORLDS[self.world].rules
+        return WORLDS[self.world]
 
 
-def follow_without_pin(patch: MonkeyPatch) -> None:
+def follow_without_pin(patch: pytest.MonkeyPatch) -> None:
     def read(draft: Draft, tier: Tier, slot: int) -> None:
         if tier.slots.state[slot] == FILLING:
             draft.after.add(tier.slots.filler[slot])
@@ -46,7 +46,7 @@ def follow_without_pin(patch: MonkeyPatch) -> None:
     patch.setattr(Draft, "read", read)
 
 
-def _settle_own(patch: MonkeyPatch) -> None:
+def _settle_own(patch: pytest.MonkeyPatch) -> None:
     """Let the end of a Job pass over slots that are no longer its own, as the faulty versions did."""
     settle, fills = Settler._settle_targets, Ledger.fills
 
@@ -63,7 +63,7 @@ def _settle_own(patch: MonkeyPatch) -> None:
     patch.setattr(Settler, "_settle_targets", settle_targets)
 
 
-def free_on_abort(patch: MonkeyPatch) -> None:
+def free_on_abort(patch: pytest.MonkeyPatch) -> None:
     close = Controller.close
     _settle_own(patch)
 
@@ -78,7 +78,7 @@ def free_on_abort(patch: MonkeyPatch) -> None:
     patch.setattr(Controller, "close", close_and_free)
 
 
-def commit_before_copy(patch: MonkeyPatch) -> None:
+def commit_before_copy(patch: pytest.MonkeyPatch) -> None:
     take = Ledger.take
     _settle_own(patch)
 
@@ -91,12 +91,12 @@ def commit_before_copy(patch: MonkeyPatch) -> None:
     patch.setattr(Ledger, "take", take_and_commit)
 
 
-def failure_is_done(patch: MonkeyPatch) -> None:
+def failure_is_done(patch: pytest.MonkeyPatch) -> None:
     apply = Settler.apply
     patch.setattr(Settler, "apply", lambda settler, done: apply(settler, replace(done, bad={})))
 
 
-def register_late(patch: MonkeyPatch) -> None:
+def register_late(patch: pytest.MonkeyPatch) -> None:
     enter, settle = Tiers.enter, Settler._settle_targets
 
     def enter_unseen(tiers, tier, row, filler, rank):
@@ -113,7 +113,7 @@ def register_late(patch: MonkeyPatch) -> None:
     patch.setattr(Settler, "_settle_targets", register)
 
 
-def first_shard_is_enough(patch: MonkeyPatch) -> None:
+def first_shard_is_enough(patch: pytest.MonkeyPatch) -> None:
     apply = Settler.apply
 
     def apply_once(settler, done):
@@ -125,15 +125,15 @@ def first_shard_is_enough(patch: MonkeyPatch) -> None:
     patch.setattr(Settler, "apply", apply_once)
 
 
-def filling_is_ready(patch: MonkeyPatch) -> None:
+def filling_is_ready(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Draft, "read", lambda draft, tier, slot: draft.lease.pin(tier, slot) and None)
 
 
-def endpoint_free_at_once(patch: MonkeyPatch) -> None:
+def endpoint_free_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "endpoint_jobs", lambda ledger, request, kind: 0)
 
 
-def endpoint_free_of_an_earlier_release(patch: MonkeyPatch) -> None:
+def endpoint_free_of_an_earlier_release(patch: pytest.MonkeyPatch) -> None:
     def owe(settler, request):
         request.due |= {JobKind.LOAD, JobKind.SAVE}
         settler._request_moved_on(request)
@@ -141,7 +141,7 @@ def endpoint_free_of_an_earlier_release(patch: MonkeyPatch) -> None:
     patch.setattr(Settler, "owe", owe)
 
 
-def evict_parents(patch: MonkeyPatch) -> None:
+def evict_parents(patch: pytest.MonkeyPatch) -> None:
     """No leaf rule: children in the page's own tier do not keep it."""
 
     def pop(tier, protect):
@@ -161,25 +161,25 @@ def evict_parents(patch: MonkeyPatch) -> None:
     patch.setattr(Tiers, "spare", spare)
 
 
-def forget_other_tiers(patch: MonkeyPatch) -> None:
+def forget_other_tiers(patch: pytest.MonkeyPatch) -> None:
     """No union rule: children in other tiers do not keep a page."""
     patch.setattr(Tiers, "spare", lambda tiers, tier, row: True)
 
 
-def evict_own_parent(patch: MonkeyPatch) -> None:
+def evict_own_parent(patch: pytest.MonkeyPatch) -> None:
     room = Below.room
     patch.setattr(Below, "room", lambda below, tier, protect, want=1: room(below, tier, ROOT, want))
 
 
-def keep_the_cursor(patch: MonkeyPatch) -> None:
+def keep_the_cursor(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Publisher, "_roll_back", lambda publisher, request: None)
 
 
-def keep_the_hold(patch: MonkeyPatch) -> None:
+def keep_the_hold(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Request, "release_hold", lambda request: None)
 
 
-def forget_failures(patch: MonkeyPatch) -> None:
+def forget_failures(patch: pytest.MonkeyPatch) -> None:
     """The worker forgets which keys failed as soon as it has answered."""
     failed = World._failed_before
 
@@ -191,7 +191,7 @@ def forget_failures(patch: MonkeyPatch) -> None:
     patch.setattr(World, "_failed_before", only_unanswered)
 
 
-def forget_too_early(patch: MonkeyPatch) -> None:
+def forget_too_early(patch: pytest.MonkeyPatch) -> None:
     """The control plane lets the worker forget a Job that another one still follows."""
     emit = Ledger.emit
 
@@ -213,7 +213,7 @@ def forget_too_early(patch: MonkeyPatch) -> None:
     patch.setattr(Ledger, "retire", retire)
 
 
-def count_a_done_twice(patch: MonkeyPatch) -> None:
+def count_a_done_twice(patch: pytest.MonkeyPatch) -> None:
     apply = Settler.apply
 
     def apply_any(settler, done: Done):
@@ -225,12 +225,12 @@ def count_a_done_twice(patch: MonkeyPatch) -> None:
     patch.setattr(Settler, "apply", apply_any)
 
 
-def free_a_stuck_target(patch: MonkeyPatch) -> None:
+def free_a_stuck_target(patch: pytest.MonkeyPatch) -> None:
     _settle_own(patch)
     patch.setattr(Tiers, "quarantine", Tiers.abort)
 
 
-def stored_though_failed(patch: MonkeyPatch) -> None:
+def stored_though_failed(patch: pytest.MonkeyPatch) -> None:
     written = Settler._written
 
     def flag_all(settler, live):
@@ -242,43 +242,45 @@ def stored_though_failed(patch: MonkeyPatch) -> None:
     patch.setattr(Settler, "_written", flag_all)
 
 
-def withdraw_followed(patch: MonkeyPatch) -> None:
+def withdraw_followed(patch: pytest.MonkeyPatch) -> None:
     """A Job is withdrawn though another one reads what it fills."""
     patch.setattr(Ledger, "may_withdraw", lambda ledger, live: live.job.id in ledger.outbox)
 
 
-def write_without_parents(patch: MonkeyPatch) -> None:
+def write_without_parents(patch: pytest.MonkeyPatch) -> None:
     """A page goes to the store though its parent's record is only on its way."""
     emit = Ledger.emit
 
     def emit_alone(ledger, draft, request, **kwargs):
         if draft.kind is JobKind.WRITE:
-            draft.after &= {live.job.id for live in ledger.live.values() if live.job.kind is not JobKind.WRITE}
+            draft.after &= {
+                live.job.id for live in ledger.live.values() if live.job.kind is not JobKind.WRITE
+            }
         return emit(ledger, draft, request, **kwargs)
 
     patch.setattr(Ledger, "emit", emit_alone)
 
 
 BUGS: dict[str, Bug] = {
-    "source_not_pinned": Bug(follow_without_pin, "w1_through", "bytes", 0),
-    "slot_freed_on_abort": Bug(free_on_abort, "w2_no_store", "bytes", 0),
-    "commit_before_copy": Bug(commit_before_copy, "w1_through", "bytes", 0),
-    "failed_copy_is_done": Bug(failure_is_done, "w1_through", "bytes", 0),
-    "registered_late": Bug(register_late, "w2_no_store", "check", 0),
-    "one_shard_missing": Bug(first_shard_is_enough, "w5", "bytes", 0),
-    "filling_is_ready": Bug(filling_is_ready, "w2", "bytes", 0),
-    "endpoint_free_too_early": Bug(endpoint_free_at_once, "w2_no_store", "bytes", 0),
-    "endpoint_free_of_an_earlier_release": Bug(endpoint_free_of_an_earlier_release, "w2_preempt", "bytes", 0),
-    "no_leaf_rule": Bug(evict_parents, "w1_through", "check", 0),
-    "no_union_rule": Bug(forget_other_tiers, "w1_chunks", "check", 0),
-    "own_parent_evicted": Bug(evict_own_parent, "w4", "check", 0),
-    "cursor_not_rolled_back": Bug(keep_the_cursor, "w1_chunks", "check", 0),
-    "hold_not_released": Bug(keep_the_hold, "w2_prefetch", "liveness", 0),
-    "worker_forgets_failures": Bug(forget_failures, "w2", "bytes", 0),
-    "told_to_forget_too_early": Bug(forget_too_early, "w2", "contract", 0),
-    "done_counted_twice": Bug(count_a_done_twice, "w5_twice", "contract", 0),
-    "stuck_target_freed": Bug(free_a_stuck_target, "w4_fetch", "bytes", 0),
-    "stored_though_failed": Bug(stored_though_failed, "w4", "bytes", 0),
-    "followed_job_withdrawn": Bug(withdraw_followed, "w2_shared", "contract", 0),
-    "child_stored_before_parent": Bug(write_without_parents, "w2_writes", "bytes", 0),
+    "source_not_pinned": Bug(follow_without_pin, "w1_through", "bytes", 9),
+    "slot_freed_on_abort": Bug(free_on_abort, "w2_no_store", "bytes", 12),
+    "commit_before_copy": Bug(commit_before_copy, "w1_through", "bytes", 3),
+    "failed_copy_is_done": Bug(failure_is_done, "w1_through", "bytes", 5),
+    "registered_late": Bug(register_late, "w2_no_store", "check", 3),
+    "one_shard_missing": Bug(first_shard_is_enough, "w5", "bytes", 5),
+    "filling_is_ready": Bug(filling_is_ready, "w2", "bytes", 4),
+    "endpoint_free_too_early": Bug(endpoint_free_at_once, "w2_no_store", "bytes", 7),
+    "endpoint_free_of_an_earlier_release": Bug(endpoint_free_of_an_earlier_release, "w2_preempt", "bytes", 9),
+    "no_leaf_rule": Bug(evict_parents, "w1_through", "check", 8),
+    "no_union_rule": Bug(forget_other_tiers, "w1_chunks", "check", 13),
+    "own_parent_evicted": Bug(evict_own_parent, "w4", "check", 8),
+    "cursor_not_rolled_back": Bug(keep_the_cursor, "w1_chunks", "check", 6),
+    "hold_not_released": Bug(keep_the_hold, "w2_prefetch", "liveness", 6),
+    "worker_forgets_failures": Bug(forget_failures, "w2", "bytes", 6),
+    "told_to_forget_too_early": Bug(forget_too_early, "w2", "contract", 5),
+    "done_counted_twice": Bug(count_a_done_twice, "w5_twice", "contract", 6),
+    "stuck_target_freed": Bug(free_a_stuck_target, "w4_fetch", "bytes", 14),
+    "stored_though_failed": Bug(stored_though_failed, "w4", "bytes", 6),
+    "followed_job_withdrawn": Bug(withdraw_followed, "w2_shared", "contract", 7),
+    "child_stored_before_parent": Bug(write_without_parents, "w2_writes", "bytes", 6),
 }

@@ -368,3 +368,30 @@ def test_the_deepest_page_of_a_served_request_is_touched_in_the_store():
     request = control.open("r", SPACE, keys(4))
     request.load(request.match(), range(4))
     assert control.take_jobs().touched == (keys(4)[3],)
+
+
+def test_a_prompt_longer_than_the_device_tier_goes_on_in_the_host_tier():
+    control = controller(device_slots=2, host_slots=16)
+    request = control.open("r", SPACE, keys(6))
+    for upto in range(1, 7):
+        assert request.publish(upto, range(6)) == upto
+        run(control)
+    request.close()
+    run(control)
+    request = control.open("again", SPACE, keys(6))
+    load = request.load(request.match(), range(6))
+    assert (load.pages, load.by_tier[Where.DEVICE], load.by_tier[Where.HOST]) == (6, 2, 4)
+
+
+def test_a_lost_page_is_told_by_its_own_reason():
+    control = controller(store=True)
+    request = control.open("r", SPACE, keys(4))
+    (lookup,) = control.take_jobs().jobs
+    control.apply([Done(lookup.id, found=4)])
+    request.load(request.match(), range(4))
+    fetch, load = control.take_jobs().jobs
+    control.apply([Done(fetch.id, bad={keys(4)[2]: Reason.CORRUPT})])
+    (loaded,) = [
+        e for e in control.apply([Done(load.id, bad={keys(4)[2]: Reason.UPSTREAM})]) if isinstance(e, Loaded)
+    ]
+    assert (loaded.good, loaded.reason) == (2, Reason.CORRUPT)

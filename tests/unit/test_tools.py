@@ -116,7 +116,7 @@ def place(tmp_path):
     """A checkout whose .venv is a real virtual environment without packages, in no time and without network."""
     for name in setup.INPUTS:
         target = tmp_path / name
-        target.parent.mkdir(exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text((ROOT / name).read_text())
     return setup.Place(tmp_path)
 

@@ -15,7 +15,10 @@ from hicache import __version__
 from hicache.errors import ConfigError, HiCacheError, InvariantError
 
 COMMANDS = {
-    "demo": ("hicache.cli.demo", "A small real model with and without its cache: what a hit saves, and that it is right."),
+    "demo": (
+        "hicache.cli.demo",
+        "A small real model with and without its cache: what a hit saves, and that it is right.",
+    ),
     "version": ("hicache.cli.version", "Which version this is, and of what it works with."),
 }
 """name: (the module, whose attribute ``command`` is the click command; one line for the list of commands)."""

@@ -160,11 +160,14 @@ def snapshot(books: Books) -> Hashable:
     flags = frozenset((index.keys[row], index.flags[row]) for _, row in index.pages() if index.flags[row])
     storing = frozenset((key, jobs.get(job, -1)) for key, job in books.storing.items())
     hits = frozenset((key, min(count, 2)) for key, count in books.ghosts.hits.items())
-    events = tuple(
+    return (tuple(tiers), live, requests, flags, storing, hits, _events(books, handles), books.store)
+
+
+def _events(books: Books, handles: dict[int, int]) -> Hashable:
+    return tuple(
         event if isinstance(event, (Stored, Dropped)) else replace(event, handle=handles[event.handle])
         for event in books.events
     )
-    return (tuple(tiers), live, requests, flags, storing, hits, events, books.store)
 
 
 def handle_ranks(books: Books) -> dict[int, int]:

@@ -85,6 +85,7 @@ class Books:
         self.index = self.tiers.index
         self.ledger = Ledger(self.tiers, config.shards)
         self.store = config.store
+        self.store_since = 0  # Jobs up to this id spoke with an earlier store
         self.open: dict[object, Request] = {}  # by request id
         self.requests: dict[int, Request] = {}  # by handle, including closing ones
         self.storing: dict[PageKey, int] = {}  # page -> the WRITE Job that carries it

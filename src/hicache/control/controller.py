@@ -172,6 +172,7 @@ class Controller:
         """A store is there from now on. Pages in memory are written with their ancestors when a request passes."""
         with self._alone("attach_store"):
             self.books.store = True
+            self.books.store_since = self.books.ledger.last
 
     def detach_store(self) -> None:
         """The store is gone: nothing is asked of it any more, and nothing counts as stored. Running Jobs still end."""

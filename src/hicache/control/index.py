@@ -38,7 +38,19 @@ class PageIndex:
     ``shards[key[0] & mask]`` maps a key to its row; keys are digests, so their first byte spreads them evenly.
     """
 
-    __slots__ = ("_columns", "_free", "_fresh", "flags", "keys", "mask", "parents", "shards", "spaces")
+    __slots__ = (
+        "_columns",
+        "_free",
+        "_fresh",
+        "clock",
+        "flags",
+        "keys",
+        "mask",
+        "parents",
+        "shards",
+        "since",
+        "spaces",
+    )
 
     def __init__(self, rows: int) -> None:
         shards = 1
@@ -52,6 +64,8 @@ class PageIndex:
         self.parents = array("i", bytes(4 * rows))
         self.flags = bytearray(rows)
         self.spaces = array("H", bytes(2 * rows))  # number of the namespace
+        self.since = array("Q", bytes(8 * rows))  # clock when the page came, or last left all memory
+        self.clock = 0
         self._free: list[int] = []
         self._fresh = 0  # rows from here on have never been used
         self._columns: list[tuple[array[int], array[int]]] = []
@@ -85,8 +99,14 @@ class PageIndex:
         self.keys[row] = key
         self.parents[row] = parent
         self.spaces[row] = space
+        self._mark(row)
         shard[key] = row
         return row
+
+    def _mark(self, row: int) -> None:
+        """What was remembered of the row until now does not hold any more."""
+        self.clock += 1
+        self.since[row] = self.clock
 
     def _grow(self) -> None:
         """More rows than slots: only orphans' parents can make that happen."""
@@ -95,6 +115,7 @@ class PageIndex:
         self.parents.frombytes(bytes(4 * more))
         self.flags.extend(bytes(more))
         self.spaces.frombytes(bytes(2 * more))
+        self.since.frombytes(bytes(8 * more))
         for at, kids in self._columns:
             at.frombytes(b"\xff" * (4 * more))
             kids.frombytes(bytes(4 * more))
@@ -116,6 +137,7 @@ class PageIndex:
             parent = self.parents[row]
             self.parents[row] = UNKNOWN
             self.flags[row] = 0
+            self._mark(row)
             if not self.children(row):
                 key = self.keys[row]
                 del self.shards[key[0] & self.mask][key]

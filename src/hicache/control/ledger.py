@@ -96,6 +96,11 @@ class Ledger:
         self.applied: list[int] = []
         self._followers: dict[int, int] = {}  # id -> live Jobs that name it in `after`
 
+    @property
+    def last(self) -> int:
+        """The id of the latest Job."""
+        return self._last
+
     def draft(self, kind: JobKind) -> Draft:
         """Start a Job; its id is taken at once, so that slots can name it as their filler."""
         self._last += 1

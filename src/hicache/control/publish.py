@@ -1,12 +1,12 @@
-"""Publishing: pages the engine has computed become pages of the highest memory tier, and go down from there.
+"""Publishing: pages the engine has computed become pages of the highest memory tier with room, and go down from there.
 
     request's pages   0 ........ cursor ........ upto ........ len(keys)
                       |  held by  |  offered by   |  not full yet
-                      |  the tier |  this call    |
+                      |  a tier   |  this call    |
 
 The cursor first goes back while the page before it has been evicted (the endpoint still has its bytes). A page the
-tier holds or is being given is a duplicate and stays private. A new page is reserved without ever evicting its
-own parent; where no room can be made the cursor stays and the next call tries again.
+highest tier holds or is being given is a duplicate and stays private. A new page is reserved without ever evicting
+its own parent; where no tier has room the cursor stays and the next call tries again.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from hicache.control.books import Books
 from hicache.control.down import Below
 from hicache.control.index import ROOT, STORED
 from hicache.control.request import Request
+from hicache.control.tiers import Tier
+from hicache.keys import PageKey
 from hicache.policy import WritePolicy
 from hicache.records import JobKind, Where
 
@@ -50,11 +52,10 @@ class Publisher:
         request.counted = max(request.counted, upto)
 
     def _roll_back(self, request: Request) -> None:
-        index, at = self._books.index, self._books.tiers.top.at
-        cursor, keys = request.cursor, request.keys
+        index, cursor, keys = self._books.index, request.cursor, request.keys
         while cursor:
             row = index.find(keys[cursor - 1])
-            if row >= 0 and at[row] >= 0:
+            if row >= 0 and index.resident(row):
                 break
             cursor -= 1
         request.cursor = cursor
@@ -64,11 +65,9 @@ class Publisher:
         books, tiers, index = self._books, self._books.tiers, self._books.index
         top, keys = tiers.top, request.keys
         shards, mask, hints, names = index.shards, index.mask, request.rows, index.keys
-        gated = len(tiers.all) == 1 and top.where is Where.HOST and books.config.into_host.hits != 1
         lacking = self._lacking()
         space, rank = books.space(request.namespace), books.rank()
         draft = books.ledger.draft(JobKind.SAVE)
-        saved, sources, targets = draft.span(Where.ENDPOINT, top.where)
         parent = index.find(keys[first - 1]) if first else ROOT
         below: list[int] = []
         for page in range(first, upto):
@@ -78,25 +77,41 @@ class Publisher:
                 row = shards[key[0] & mask].get(key, ROOT)
             if row >= 0 and top.at[row] >= 0:
                 books.stats.duplicates += 1
-            else:
-                if gated and not books.ghosts.wanted(key, books.config.into_host):
-                    break
-                if not top.slots.free and not self._below.room(top, parent, upto - page):
-                    books.stats.not_saved += 1
-                    break
+            elif (tier := self._place(key, row, parent, upto - page)) is not None:
                 row = index.row(key, space, parent)
-                slot = tiers.enter(top, row, draft.id, rank)
-                saved.append(key)
-                sources.append(source[page])
-                targets.append(slot)
+                slot = tiers.enter(tier, row, draft.id, rank)
+                draft.add(Where.ENDPOINT, tier.where, key, source[page], slot)
+            elif row >= 0 and index.resident(row):
+                books.stats.duplicates += 1
+            else:
+                books.stats.not_saved += 1
+                break
             if lacking and lacking(row):
                 below.append(row)
             hints[page] = parent = row
             request.cursor = page + 1
-        if saved:
-            books.ledger.emit(draft, request)
-            books.stats.saved += len(saved)
+        if not draft.empty:
+            books.stats.saved += books.ledger.emit(draft, request).pages
         return below
+
+    def _place(self, key: PageKey, row: int, parent: int, want: int) -> Tier | None:
+        """The tier that takes a page: the highest that holds its parent and has room; None when none takes it.
+
+        So a tier holds chains from their root, and what does not fit into one goes to the next. A page that a lower
+        tier has already is not copied there again.
+        """
+        books = self._books
+        for tier in books.tiers.all:
+            if row >= 0 and tier.at[row] >= 0:
+                return None
+            if parent != ROOT and tier.at[parent] < 0:
+                continue
+            gate = books.config.into_host if tier.where is Where.HOST else WritePolicy.THROUGH
+            if gate is WritePolicy.SELECTIVE and not books.ghosts.wanted(key, gate):
+                continue
+            if tier.slots.free or self._below.room(tier, parent, want):
+                return tier
+        return None
 
     def _lacking(self) -> Callable[[int], bool] | None:
         """A test for "some tier below does not have this page yet", or None when nothing lies below."""

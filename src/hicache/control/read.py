@@ -40,7 +40,8 @@ class Reader:
         """Ends of the resident run and of its READY part, both from page ``start``.
 
         Leaf-first eviction keeps a resident page's ancestors, so the remembered run is right while its last page
-        is resident and no page has left in another way; it shrinks and grows at its end only.
+        is resident and no page has left in another way; it shrinks and grows at its end only. READY pages stay so
+        while the last of them is READY and has not left since, even if it has come again.
         """
         memo, keys = request.memo, request.keys
         index = self._books.index
@@ -50,13 +51,18 @@ class Reader:
         end = memo.end
         while end > start and not self._resident(index.find(keys[end - 1])):
             end -= 1
-        ready = min(memo.ready, end)
+        shards, mask, names = index.shards, index.mask, index.keys
+        ready, hints, since = min(memo.ready, end), request.rows, index.since
+        while ready > start:
+            row = hints[ready - 1]
+            if names[row] == keys[ready - 1] and since[row] <= memo.clock and self._ready(row):
+                break
+            ready -= 1
         while ready < end and self._ready(index.find(keys[ready])):
             ready += 1
-        shards, mask, names = index.shards, index.mask, index.keys
         top, bottom = self._tiers.top, self._tiers.bottom
         at, state, low_at, low_state = top.at, top.slots.state, bottom.at, bottom.slots.state
-        rows, row = request.rows, ROOT
+        rows, row = hints, ROOT
         for key in islice(keys, end, None):
             row += 1  # a chain that was published in one go has rows in a row
             if names[row] != key:
@@ -73,7 +79,7 @@ class Reader:
             rows[end] = row
             ready += complete and ready == end
             end += 1
-        memo.end, memo.ready = end, ready
+        memo.end, memo.ready, memo.clock = end, ready, index.clock
         return end, ready
 
     def _resident(self, row: int) -> bool:

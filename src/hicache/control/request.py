@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hicache.control.lease import Lease
 from hicache.errors import InvariantError
 from hicache.keys import Namespace, PageKey
-from hicache.records import JobKind, Load, Match
+from hicache.records import JobKind, Load, Match, Reason
 
 if TYPE_CHECKING:
     from hicache.control.controller import Controller
@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Memo:
-    """Where the last look at the index ended: pages ``start .. end`` were resident, those before ``ready`` READY."""
+    """Where the last look at the index ended: pages ``start .. end`` were resident, those before ``ready`` READY.
+
+    ``clock``: the index's, at that look; a row that was marked later may hold a page that has left and come again.
+    """
 
     start: int = 0
     end: int = 0
     ready: int = 0
     breaks: int = -1
+    clock: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +48,7 @@ class Request:
     stored: int = 0  # leading pages the store has, as far as its answer goes
     lookup: int = 0  # id of the running look-up, else 0
     fetch: int = 0  # id of the running prefetch, else 0
+    lost: dict[PageKey, Reason] = field(default_factory=dict)  # pages its fetches did not bring, and why
     hold: Lease | None = None
     closed: bool = False
     jobs: set[int] = field(default_factory=set)  # live Jobs emitted for it

@@ -123,6 +123,10 @@ class Settler:
         if row >= 0:
             self._books.index.flags[row] |= flag
 
+    def _of_this_store(self, live: Live) -> bool:
+        """False when the store that the Job spoke with has been detached since."""
+        return self._books.store and live.job.id > self._books.store_since
+
     # ---- by kind
 
     def _answer(self, live: Live, found: int) -> None:
@@ -130,7 +134,7 @@ class Settler:
         if request is None:
             return
         request.lookup = 0
-        request.stored = found
+        request.stored = found = found if self._of_this_store(live) else 0
         if request.closed:
             return
         self._books.events.append(LookedUp(request.handle, found))
@@ -139,7 +143,7 @@ class Settler:
 
     def _fetched(self, live: Live) -> None:
         """What came from the store is known to be there; what did not is not promised to this request again."""
-        for span in live.job.spans:
+        for span in live.job.spans if self._of_this_store(live) else ():
             for key in span.keys:
                 if key not in live.bad:
                     self._flag(key, STORED)
@@ -152,6 +156,7 @@ class Settler:
         if request.fetch == live.job.id:
             request.fetch = 0
         if bad:
+            request.lost.update(bad)
             upto = min(request.stored, len(request.keys))
             request.stored = next((i for i in range(upto) if request.keys[i] in bad), upto)
 
@@ -164,6 +169,8 @@ class Settler:
         self.drop(key for key, reason in live.bad.items() if reason not in _SOURCE_IS_FINE)
         if job.id not in request.ignored:
             reason = live.bad[keys[good]] if good < len(keys) else Reason.END
+            if reason is Reason.UPSTREAM:
+                reason = request.lost.get(keys[good], reason)
             start = request.keys.index(keys[0])
             self._books.events.append(Loaded(request.handle, start, len(keys), good, reason))
 
@@ -190,7 +197,8 @@ class Settler:
                 del books.storing[key]
             reason = live.bad.get(key)
             if reason is None:
-                self._flag(key, STORED)
+                if self._of_this_store(live):
+                    self._flag(key, STORED)
                 stored.append(key)
                 continue
             books.stats.not_stored += 1

@@ -301,3 +301,12 @@ class CopyEngineContract:
         source = Guarded(whole, surface_of(placement, inner[: placement.nbytes]))
         target = Guarded(whole, surface_of(placement, inner[64:]))
         self.refuses_before_any_byte(engine, source, (0,), target, (0,))
+
+    def test_read_only_target(self, engine: CopyEngine) -> None:
+        """Memory that must not be written is refused, not written."""
+        group = PLANE_SETS["equal"]
+        source = pool_side(group, "page_first", 1)
+        whole, inner = guarded(place(group, LAYOUTS["page_first"], SLOTS).nbytes, None)
+        inner.flags.writeable = False
+        target = Guarded(whole, surface_of(place(group, LAYOUTS["page_first"], SLOTS), inner))
+        self.refuses_before_any_byte(engine, source, (0,), target, (1,))

@@ -84,12 +84,16 @@ def attach(model: Any, settings: Settings | None = None, **options: Unpack[Optio
 
 @dataclass(slots=True)
 class _Run:
-    """One generation while it runs. ``ids`` grows; rows before ``hit`` pages were loaded, the others computed."""
+    """One generation while it runs. ``ids`` grows; rows before ``hit`` pages were loaded, the others computed.
+
+    resident: pages that were in memory when it began; what else is loaded has come from the store for it.
+    """
 
     ids: list[int]
     prompt: int
     began: float
     request: Request | None = None
+    resident: int = 0
     hit: int = 0
     offered: int = 0
     by_tier: Counter[Where] = field(default_factory=Counter)
@@ -125,7 +129,8 @@ class TransformersCache:
         self._memo = KeyMemo(cache.spec.page_tokens)
         self._page = cache.spec.page_tokens
         self._runs = 0
-        self._closing: list[Request] = []  # requests whose copies may still touch rows
+        self._closing: list[Request] = []  # requests whose copies may still touch our rows
+        self._lingering: list[Request] = []  # those whose copies hang, on rows that we have given up
         self._closed = False
 
     # ---- what callers use
@@ -145,8 +150,8 @@ class TransformersCache:
                 raise ConfigError("this cache is closed")
             run = _Run(ids, len(ids), self._clock())
             saved = self.cache.controller.stats.saved
-            self._prepare(run, max_new_tokens)
             try:
+                self._prepare(run, max_new_tokens)
                 tokens = self._compute(run, max_new_tokens, ends)
             except BaseException:
                 self._leave(run, abort=True)
@@ -192,6 +197,7 @@ class TransformersCache:
         keys = self._memo.keys(self.cache.namespace, run.ids)
         run.request = self.cache.open(self._runs, keys[:limit])
         self._rows.bind(run.request.handle)
+        run.resident = run.request.match().memory
 
     def _load(self, run: _Run, limit: int) -> None:
         """Load page after page until nothing more comes; each round brings at least one page, or is the last."""
@@ -209,7 +215,7 @@ class TransformersCache:
             ended = self._loaded(request, asked, times.fetch_s + ROWS_S)
             if ended is None:
                 raise UnavailableError("a load did not end", pages=asked.pages)
-            run.by_tier += _arrived(asked, ended.good)
+            run.by_tier += _arrived(asked, ended.good, run.resident)
             run.hit += ended.good
             run.ends = lost = ended.reason.value if ended.good < asked.pages else ""
             if not ended.good:
@@ -345,13 +351,15 @@ class TransformersCache:
         self.cache.step()
         if self._closing:
             self.cache.run_until(lambda: all(self._is_free(request) for request in self._closing), ROWS_S)
-        for request in list(self._closing):
-            if self._is_free(request):
-                self._closing.remove(request)
+        known = self._lingering + self._closing
+        busy = [request for request in known if not self._is_free(request)]
+        if any(request in busy for request in self._closing):
+            self._rows.renew()
+        for request in known:
+            if request not in busy:
                 self._rows.unbind(request.handle)
                 self.cache.forget(request)
-        if self._closing:
-            self._rows.renew()
+        self._closing, self._lingering = [], busy
 
 
 def loadable_pages(prompt_tokens: int, page_tokens: int) -> int:
@@ -359,13 +367,18 @@ def loadable_pages(prompt_tokens: int, page_tokens: int) -> int:
     return (prompt_tokens - 1) // page_tokens
 
 
-def _arrived(asked: Load, good: int) -> Counter[Where]:
-    """Where the good pages of a load came from. Of a load cut short, the pages of lower tiers count as the lost ones."""
-    left = good
-    arrived: Counter[Where] = Counter()
+def _arrived(asked: Load, good: int, resident: int) -> Counter[Where]:
+    """Where the good pages of a load came from.
+
+    Pages that were not in memory when the request began came from the store, whenever they were fetched. Of a
+    load that was cut short, the pages of lower tiers count as the lost ones.
+    """
+    left = max(0, min(good, resident - asked.start))
+    arrived = Counter({Where.STORE: good - left})
     for where, pages in asked.by_tier.items():
-        arrived[where] = min(pages, left)
-        left -= arrived[where]
+        here = min(pages, left)
+        arrived[where] += here
+        left -= here
     return arrived
 
 

@@ -20,9 +20,9 @@ class Result:
 
     tokens: what was generated. sources: prompt tokens by where their KV came from (:data:`SOURCES`); they add up
     to ``prompt_tokens``. reasons: why tokens were computed, in tokens; they add up to ``sources["computed"]``.
-    ttft_s: from the call to the first token; load_s: the part of it spent on looking up and loading. load_bytes:
-    what was copied into the working rows; save_bytes: what was given to the cache. calls: (start, end) of every
-    forward call, in order.
+    ttft_s: from the call to the first token; load_s: the part of it before the first forward call (making rows
+    free, looking up, loading). load_bytes: what was copied into the working rows; save_bytes: what was given to the
+    cache. calls: (start, end) of every forward call, in order.
     """
 
     tokens: list[int]

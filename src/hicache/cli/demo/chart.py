@@ -19,20 +19,20 @@ def draw(figures: Sequence[Figure], title: str, path: Path) -> bool:
         from matplotlib.figure import Figure as Picture
     except ImportError:
         return False
-    shown = [figure for figure in figures if not (figure.restarted and figure.source == "computed")]
     sooner = ratios(figures)
-    picture = Picture(figsize=(8, 0.7 * len(shown) + 1.4), layout="constrained")
+    picture = Picture(figsize=(8, 0.7 * len(figures) + 1.4), layout="constrained")
     FigureCanvasAgg(picture)
     axes = picture.add_subplot()
-    labels = ["no cache (computed)" if f.source == "computed" else f"hit from {f.label}" for f in shown]
-    colors = [COMPUTED if f.source == "computed" else LOADED for f in shown]
-    bars = axes.barh(labels, [f.best for f in shown], color=colors, height=0.6)
+    labels = [f"hit from {f.label}" if f.label in sooner else f.label for f in figures]
+    colors = [LOADED if f.label in sooner else COMPUTED for f in figures]
+    bars = axes.barh(labels, [f.best for f in figures], color=colors, height=0.6)
     texts = [
-        f"{f.best:.2f} s" + (f"   {sooner[f.label]:.0f} times sooner" if f.label in sooner else "") for f in shown
+        f"{f.best:.2f} s" + (f"   {sooner[f.label]:.0f} times sooner" if f.label in sooner else "")
+        for f in figures
     ]
     axes.bar_label(bars, texts, padding=6)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.3 * max(f.best for f in shown))
+    axes.set_xlim(0, 1.3 * max(f.best for f in figures))
     axes.set_xlabel("seconds to the first token (shorter is better)")
     axes.set_title(title, loc="left")
     axes.spines[["top", "right"]].set_visible(False)

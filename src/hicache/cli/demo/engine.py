@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +16,7 @@ from hicache.errors import ConfigError
 
 Tell = Callable[[str], None]
 
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin make a busy machine many times slower
@@ -29,17 +32,43 @@ class Engine:
     speech: Speech
 
 
-def load_engine(plan: Plan, tell: Tell) -> Engine:
-    """Load the plan's model; ConfigError where the packages for it are not installed."""
-    os.environ.update(_ENVIRONMENT)
+def prepare(tell: Tell) -> None:
+    """Import torch and Transformers, offline: before anything else of the demo does, since both look only once.
+
+    ConfigError where they are not installed.
+    """
+    os.environ.update(ENVIRONMENT)
     tell("importing torch and Transformers")
     try:
-        import torch
-        import transformers
+        with _no_interrupt():
+            for name in ("torch", "transformers"):
+                importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
-            "the demo needs torch and Transformers", missing=error.name, install="pip install hicache[transformers]"
+            "the demo needs torch and Transformers",
+            missing=error.name,
+            install="pip install hicache[transformers]",
         ) from None
+
+
+@contextlib.contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """Keep Ctrl-C for the end: torch, interrupted while it is imported, takes the process down with a dump."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
+
+
+def load_engine(plan: Plan, tell: Tell) -> Engine:
+    """Load the plan's model."""
+    import torch
+    import transformers
+
     from hicache.testing.model import smollm2_dir, tiny_model
 
     transformers.utils.logging.set_verbosity_error()

@@ -36,7 +36,7 @@ FULL = Plan(
     figure_tokens=2000,
     repeats=3,
 )
-QUICK = msgspec.structs.replace(FULL, document_tokens=1400, turns=2, new_tokens=12, repeats=1)
+QUICK = msgspec.structs.replace(FULL, document_tokens=1400, turns=2, new_tokens=8, repeats=1)
 TINY = msgspec.structs.replace(FULL, model="tiny", document_tokens=600, new_tokens=8, figure_tokens=512)
 
 
@@ -93,7 +93,8 @@ class Figure(msgspec.Struct, kw_only=True):
     @property
     def label(self) -> str:
         """Source and process, for people."""
-        return f"{self.source}, new process" if self.restarted else self.source
+        name = "no cache" if self.source == "computed" else self.source
+        return f"{name}, after a restart" if self.restarted else name
 
 
 class Part(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from hicache.cli.demo.engine import load_engine, prepare
 from hicache.cli.demo.plan import FiguresDone, Handover, Message, Step, TurnDone
 from hicache.errors import DataError, UnavailableError
 
@@ -52,21 +53,21 @@ def messages(handover: Handover, folder: Path) -> Iterator[Message]:
 
 def _decoded(line: bytes) -> Message:
     try:
-        return msgspec.json.decode(line, type=Message)  # type: ignore[arg-type]
+        return msgspec.json.decode(line, type=Message)
     except msgspec.DecodeError as error:
         raise DataError("the new process said something else", line=line[:200], reason=error) from error
 
 
 def resume(path: Path) -> int:
     """The new process: go on with every conversation and measure storage again; returns the exit code."""
-    from hicache.cli.demo.engine import load_engine
-    from hicache.cli.demo.session import Session, settings_for
-    from hicache.testing.replay import Recorder
-
     handover = msgspec.json.decode(path.read_bytes(), type=Handover)
 
     def tell(text: str) -> None:
         _send(Step(f"new process: {text}"))
+
+    prepare(tell)
+    from hicache.cli.demo.session import Session, settings_for
+    from hicache.testing.replay import Recorder
 
     engine = load_engine(handover.plan, tell)
     recorder = Recorder.load(Path(handover.record))

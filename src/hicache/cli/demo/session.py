@@ -78,7 +78,9 @@ def settings_for(store: Path, sizes: tuple[int, int, int]) -> Settings:
 class Session:
     """A model with a cache that is watched. A context manager; after an error or Ctrl-C it closes within a second."""
 
-    def __init__(self, engine: Engine, plan: Plan, settings: Settings, recorder: Recorder, tell: Tell) -> None:
+    def __init__(
+        self, engine: Engine, plan: Plan, settings: Settings, recorder: Recorder, tell: Tell
+    ) -> None:
         self.engine = engine
         self.plan = plan
         self.recorder = recorder
@@ -169,7 +171,7 @@ class Session:
         for number in range(self.plan.repeats):
             turn = f"a prompt of {len(ids):,} tokens, round {number + 1} of {self.plan.repeats}"
             for figure in found:
-                tell(f"{turn}: {figure.source}")
+                tell(f"{turn}: {figure.label}")
                 if figure.source == "computed":
                     figure.seconds.append(round(self.without(ids), DECIMALS))
                 else:

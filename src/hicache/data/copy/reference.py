@@ -7,11 +7,23 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from hicache.capability import Capabilities, Direction, layout_refuses
+from hicache.capability import Capabilities, Direction, EngineDeclaration, Kernel, Place, layout_refuses
 from hicache.data.copy.base import Bytes, Surface, Ticket
 from hicache.errors import ConfigError
 from hicache.layout import Layout
 from hicache.spec import CacheSpec
+
+_ASSIGNMENT = Kernel("strided assignment", Place.HOST, Place.HOST)
+
+DECLARATION = EngineDeclaration(
+    name="reference",
+    io="kernel",
+    platforms=frozenset({"cpu"}),
+    factory="hicache.data.copy.reference:ReferenceEngine",
+    load=_ASSIGNMENT,
+    save=_ASSIGNMENT,
+)
+"""What ``kernel`` is on a CPU where nothing faster is there."""
 
 Slots = npt.NDArray[np.intp]
 
@@ -60,7 +72,7 @@ def _pairs(source: Surface, target: Surface) -> Iterator[tuple[int, int, Bytes, 
 
 
 def check(source: Surface, source_slots: Slots, target: Surface, target_slots: Slots) -> None:
-    """ConfigError when a copy cannot be meant: unequal planes, repeated targets, a page onto its own bytes."""
+    """ConfigError when a copy cannot be meant: unequal planes, repeated or read-only targets, overlapping bytes."""
     if len(source_slots) != len(target_slots):
         raise ConfigError("as many sources as targets", sources=len(source_slots), targets=len(target_slots))
     if [len(plane) for plane in source.views] != [len(plane) for plane in target.views]:
@@ -82,6 +94,8 @@ def check(source: Surface, source_slots: Slots, target: Surface, target_slots: S
                 source=a.shape[1:],
                 target=b.shape[1:],
             )
+        if not b.flags.writeable:
+            raise ConfigError("the target cannot be written", plane=number, layer=layer)
         if not np.may_share_memory(a, b):
             continue
         same = a.ctypes.data == b.ctypes.data and a.strides == b.strides

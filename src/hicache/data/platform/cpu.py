@@ -4,43 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from hicache.capability import Capabilities
+from hicache.capability import HOST_ACCESS, PINNING, SAME_ADDRESS, STAGED, STREAMS, TRITON, Capabilities
 from hicache.data.platform.base import Progress
+from hicache.data.platform.memory import MemoryProbe
 from hicache.errors import CapacityError, ConfigError, InvariantError
 from hicache.records import Where
 from hicache.spec import positive
 
+DECLARED = Capabilities(
+    platform="cpu",
+    abilities=frozenset({HOST_ACCESS, SAME_ADDRESS}),
+    missing={
+        PINNING: "cpu: device memory is host memory, there is no link to pin it for",
+        STREAMS: "cpu: copies run on threads",
+        TRITON: "cpu: needs a GPU",
+        STAGED: "cpu: there is no device memory to stage in, and no need to",
+    },
+)
+
 HUGE_PAGE = 2 << 20
 PREFAULT_CHUNK = 64 << 20
-
-_MEMINFO = Path("/proc/meminfo")
-_CGROUPS = (  # (limit, use) of the control group this process sees as its root
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (
-        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ),
-)
 
 
 def memory_available() -> int | None:
     """Bytes this machine, or the control group we live in, can still give; None where it cannot be told."""
-    found: list[int] = []
-    try:
-        lines = _MEMINFO.read_text().splitlines()
-        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    except (OSError, ValueError, IndexError):  # not a Linux /proc: only the system's own refusal is left
-        pass
-    for limit, use in _CGROUPS:
-        try:
-            found.append(max(0, int(limit.read_text()) - int(use.read_text())))
-        except (OSError, ValueError):  # no such group, or "max": no limit
-            continue
+    probe = MemoryProbe()
+    found = [nbytes for nbytes in (probe.available(), probe.headroom()) if nbytes is not None]
     return min(found, default=None)
 
 
@@ -91,6 +84,11 @@ class CpuBuffer:
             self._memory.close()
 
 
+def detect() -> Capabilities:
+    """What the CPU can do: it is always here."""
+    return DECLARED
+
+
 class CpuPlatform:
     """Host memory for every tier."""
 
@@ -98,14 +96,7 @@ class CpuPlatform:
 
     def capabilities(self) -> Capabilities:
         """What this platform can do here and now."""
-        return Capabilities(
-            platform=self.name,
-            missing={
-                "pinned-memory": "cpu: device memory is host memory, there is no link to pin it for",
-                "streams": "cpu: copies run on threads",
-                "triton": "cpu: needs a GPU",
-            },
-        )
+        return DECLARED
 
     def alloc(self, nbytes: int, where: Where, *, progress: Progress | None = None) -> CpuBuffer:
         """Exactly ``nbytes`` of zeroed memory for the tier ``where``; CapacityError when they cannot be had."""

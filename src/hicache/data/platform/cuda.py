@@ -1,0 +1,37 @@
+"""The CUDA platform, as far as it is declared: what it provides when everything is there, and what is found here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec
+
+from hicache.capability import (
+    ABILITIES,
+    PINNING,
+    TRITON,
+    Capabilities,
+)
+
+DECLARED = Capabilities(platform="cuda", abilities=frozenset(ABILITIES))
+
+PINNED_PROBE_NBYTES = 1 << 20
+
+
+def detect() -> Capabilities:
+    """What CUDA can do here, asked of torch; ``absent`` says why there is none."""
+    try:
+        import torch
+    except ImportError as error:
+        return replace(DECLARED, absent=f"torch cannot be imported: {error}")
+    if torch.version.hip:
+        return replace(DECLARED, absent="this torch is built for ROCm")
+    if not torch.cuda.is_available():
+        return replace(DECLARED, absent=f"torch {torch.__version__} sees no CUDA device")
+    found = DECLARED
+    if find_spec("triton") is None:
+        found = found.without((TRITON,), "is not installed")
+    try:
+        torch.empty(PINNED_PROBE_NBYTES, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError as error:
+        found = found.without((PINNING,), f"is refused: {str(error).splitlines()[0]}")
+    return found
