@@ -172,6 +172,7 @@ class EndpointFree:
     """Event: no Job reads (SAVE) or writes (LOAD) the engine's memory of this handle any more.
 
     Follows every ``release_endpoint`` and ``close``, once for each kind; not before it may the adapter reuse the ids.
+    Releases that come before the event is heard share one.
     """
 
     handle: int

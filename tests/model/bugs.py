@@ -26,7 +26,7 @@ Patch = Callable[[pytest.MonkeyPatch], object]
 
 @dataclass(frozen=True)
 class Bug:
-    """A patch, the world that finds it, the only oracle that is asked, and the steps of the shortest history."""
+    """A patch, the world that finds it, the only oracle that is asked, and the steps of the shortest history when last seen."""
 
     patch: Patch
     world: str
@@ -272,7 +272,7 @@ BUGS: dict[str, Bug] = {
     "endpoint_free_too_early": Bug(endpoint_free_at_once, "w2_no_store", "bytes", 7),
     "endpoint_free_of_an_earlier_release": Bug(endpoint_free_of_an_earlier_release, "w2_preempt", "bytes", 9),
     "no_leaf_rule": Bug(evict_parents, "w1_through", "check", 8),
-    "no_union_rule": Bug(forget_other_tiers, "w1_chunks", "check", 13),
+    "no_union_rule": Bug(forget_other_tiers, "w1_chunks", "check", 16),
     "own_parent_evicted": Bug(evict_own_parent, "w4", "check", 8),
     "cursor_not_rolled_back": Bug(keep_the_cursor, "w1_chunks", "check", 6),
     "hold_not_released": Bug(keep_the_hold, "w2_prefetch", "liveness", 6),

@@ -395,3 +395,63 @@ def test_a_lost_page_is_told_by_its_own_reason():
         e for e in control.apply([Done(load.id, bad={keys(4)[2]: Reason.UPSTREAM})]) if isinstance(e, Loaded)
     ]
     assert (loaded.good, loaded.reason) == (2, Reason.CORRUPT)
+
+
+def test_a_page_that_left_and_came_again_is_not_ready_before_its_bytes_are():
+    control = controller()
+    publish(control, "a", keys(2))
+    request = control.open("r", SPACE, keys(2))
+    assert request.match().ready == 2
+    assert control.evict(Where.HOST, 2) == 2
+    other = control.open("b", SPACE, keys(2))
+    other.publish(2, range(2))
+    assert (request.match().memory, request.match().ready) == (2, 0)
+    run(control)
+    assert request.match().ready == 2
+
+
+def test_answers_of_a_store_that_was_detached_promise_nothing():
+    control = controller(store=True)
+    request = control.open("r", SPACE, keys(4))
+    (lookup,) = control.take_jobs().jobs
+    control.detach_store()
+    control.apply([Done(lookup.id, found=4)])
+    assert request.match().pages == 0
+    control.attach_store()
+    assert request.match().pages == 0
+    assert request.load(request.match(), range(4)).pages == 0
+
+
+@pytest.mark.parametrize("how", ["partly", "stuck"])
+def test_a_prefetch_that_fails_holds_only_what_it_brought(how):
+    control = controller(store=True, fetch_at="lookup")
+    request = control.open("r", SPACE, keys(4))
+    (lookup,) = control.take_jobs().jobs
+    control.apply([Done(lookup.id, found=4)])
+    (fetch,) = control.take_jobs().jobs
+    assert control.evict(Where.HOST, 8) == 0
+    if how == "stuck":
+        control.apply([Done(fetch.id, stuck=True)])
+        control.apply([Done(fetch.id)])
+    else:
+        control.apply([Done(fetch.id, bad=dict.fromkeys(keys(4)[2:], Reason.MISS))])
+    control.check()
+    kept = 2 if how == "partly" else 0
+    assert control.evict(Where.HOST, 8) == 0, "what is held stays"
+    assert control.pools()[Where.HOST] | {"total": 8} == {
+        "free": 8 - kept, "filling": 0, "ready": kept, "doomed": 0, "quarantined": 0, "total": 8
+    }  # fmt: skip
+    request.close()
+    assert control.evict(Where.HOST, 8) == kept
+
+
+def test_preemption_does_not_stop_a_prefetch():
+    control = controller(store=True, fetch_at="lookup")
+    request = control.open("r", SPACE, keys(4))
+    (lookup,) = control.take_jobs().jobs
+    control.apply([Done(lookup.id, found=4)])
+    request.release_endpoint()
+    (fetch,) = control.take_jobs().jobs
+    assert fetch.kind is JobKind.FETCH
+    control.apply([Done(fetch.id)])
+    assert request.match().ready == 4

@@ -90,21 +90,16 @@ class Ledger:
     def __init__(self, tiers: Tiers, shards: int) -> None:
         self._tiers = tiers
         self._shards = shards
-        self._last = 0
+        self.last = 0  # id of the latest Job
         self.live: dict[int, Live] = {}
         self.outbox: dict[int, Live] = {}
         self.applied: list[int] = []
         self._followers: dict[int, int] = {}  # id -> live Jobs that name it in `after`
 
-    @property
-    def last(self) -> int:
-        """The id of the latest Job."""
-        return self._last
-
     def draft(self, kind: JobKind) -> Draft:
         """Start a Job; its id is taken at once, so that slots can name it as their filler."""
-        self._last += 1
-        return Draft(self._last, kind, self._tiers)
+        self.last += 1
+        return Draft(self.last, kind, self._tiers)
 
     def emit(
         self,

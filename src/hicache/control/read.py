@@ -172,11 +172,24 @@ class Reader:
                 break
             last = slot
         if last >= 0:
-            request.release_hold()
-            request.hold = Lease(self._tiers)
-            request.hold.pin(self._tiers.bottom, last)
+            self._hold(request, last)
             request.fetch = fetch.id
             self._emit_fetch(request, fetch)
+
+    def hold(self, request: Request) -> None:
+        """A prefetch has ended short: hold the deepest page that it did bring, and no other."""
+        bottom, index = self._tiers.bottom, self._books.index
+        request.release_hold()
+        for key in reversed(request.keys[: request.stored]):
+            row = index.find(key)
+            if row >= 0 and bottom.ready(row):
+                self._hold(request, bottom.at[row])
+                return
+
+    def _hold(self, request: Request, slot: int) -> None:
+        request.release_hold()
+        request.hold = Lease(self._tiers)
+        request.hold.pin(self._tiers.bottom, slot)
 
     def _reserve(self, request: Request, fetch: Draft, page: int) -> int:
         """Reserve a slot of the lowest memory tier for a page to be fetched; -1 when no room can be made."""

@@ -153,12 +153,15 @@ class Settler:
         request = live.request
         if request is None:
             return
-        if request.fetch == live.job.id:
+        prefetch = request.fetch == live.job.id
+        if prefetch:
             request.fetch = 0
         if bad:
             request.lost.update(bad)
             upto = min(request.stored, len(request.keys))
             request.stored = next((i for i in range(upto) if request.keys[i] in bad), upto)
+            if prefetch and not request.closed:
+                self._reader.hold(request)
 
     def _loaded(self, live: Live) -> None:
         request, job = live.request, live.job
@@ -222,7 +225,9 @@ class Settler:
         request, job = live.request, live.job
         if request is not None:
             request.lookup = 0 if request.lookup == job.id else request.lookup
-            request.fetch = 0 if request.fetch == job.id else request.fetch
+            if request.fetch == job.id:
+                request.fetch = 0
+                request.release_hold()
         if job.kind is JobKind.WRITE:
             for key in job.spans[0].keys:
                 del books.storing[key]
@@ -232,10 +237,10 @@ class Settler:
         return True
 
     def withdraw_all(self, request: Request, kinds: frozenset[JobKind]) -> None:
-        """Withdraw the request's Jobs of these kinds, followers first, as far as possible."""
+        """Withdraw the request's Jobs of these kinds, followers first, as far as possible; its prefetch only if it is over."""
         live = self._books.ledger.live
         for job in sorted(request.jobs, reverse=True):
-            if live[job].job.kind in kinds:
+            if live[job].job.kind in kinds and (request.closed or job != request.fetch):
                 self.withdraw(live[job])
 
     def owe(self, request: Request) -> None:
