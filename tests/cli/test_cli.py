@@ -187,7 +187,7 @@ FIGURES = [
 def test_nothing_wrong_is_no_problem():
     assert problems([turn(), RESTARTED], FIGURES, {}) == []
     assert warnings(FIGURES) == []
-    assert set(ratios(FIGURES)) == {*TIERS, "storage, after a restart"}
+    assert set(ratios(FIGURES)) == {*TIERS, "storage after a restart"}
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_the_demo_shows_hits_from_every_tier_and_after_a_restart(needs_torch, tm
     for one in found["turns"][-2:]:
         assert one["restarted"] is True
         assert one["storage"] > 600
-    assert set(found["times_sooner"]) == {*TIERS, "storage, after a restart"}
+    assert set(found["times_sooner"]) == {*TIERS, "storage after a restart"}
     store = Path(found["store"]["path"])
     assert store.parent == tmp_path / "hicache" / "demo"
     assert f"rm -r {store}" in child.stderr

@@ -19,6 +19,14 @@ COMMANDS = {
         "hicache.cli.demo",
         "A small real model with and without its cache: what a hit saves, and that it is right.",
     ),
+    "doctor": (
+        "hicache.cli.doctor",
+        "What this machine can do, what was configured, and whether it works: with a verdict.",
+    ),
+    "resolve": (
+        "hicache.cli.resolve",
+        "What becomes of a layout and an I/O back end, here or on another machine, and why.",
+    ),
     "version": ("hicache.cli.version", "Which version this is, and of what it works with."),
 }
 """name: (the module, whose attribute ``command`` is the click command; one line for the list of commands)."""
@@ -29,8 +37,8 @@ share, is computed once and then loaded: from device memory, host memory, or sto
 
 \b
 Begin with
-  hicache demo            about four minutes on two cores, nothing is downloaded
-  hicache demo --quick    the same in about one and a half
+  hicache demo            two to five minutes on two cores, nothing is downloaded
+  hicache demo --quick    shorter: one to three minutes
 
 \b
 Where things are kept ($XDG_CACHE_HOME where that is set, else ~/.cache)

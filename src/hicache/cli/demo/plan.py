@@ -94,7 +94,7 @@ class Figure(msgspec.Struct, kw_only=True):
     def label(self) -> str:
         """Source and process, for people."""
         name = "no cache" if self.source == "computed" else self.source
-        return f"{name}, after a restart" if self.restarted else name
+        return f"{name} after a restart" if self.restarted else name
 
 
 class Part(msgspec.Struct, frozen=True):

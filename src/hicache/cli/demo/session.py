@@ -25,6 +25,9 @@ from hicache.testing.replay import Recorder
 SETTLE_S = 120.0
 """How long a demo waits for pages on their way down: a slow disk is no failure."""
 
+LAYOUT = "page_first"
+"""Of the host tier: named, because the tiers' sizes are computed from it."""
+
 DEVICE_SHARE, HOST_SHARE = 1.2, 1.5
 """Tiers in conversations: more than one fits, two do not, so the other's end is always further down."""
 
@@ -48,12 +51,12 @@ class Sizes:
         figure_pages = -(-figure // PAGE_TOKENS) + 1
         device = max(int(DEVICE_SHARE * longest), figure_pages)
         host = max(int(HOST_SHARE * longest), figure_pages + 1)
-        record = nbytes_for(spec, LAYOUTS["page_first"], 1) + HEADER_NBYTES
+        record = nbytes_for(spec, LAYOUTS[LAYOUT], 1) + HEADER_NBYTES
         return cls(
             device,
             host,
             nbytes_for(spec, DEVICE_LAYOUT, device),
-            nbytes_for(spec, LAYOUTS["page_first"], host),
+            nbytes_for(spec, LAYOUTS[LAYOUT], host),
             2 * record * (len(prompts) * longest + figure_pages),
         )
 
@@ -64,10 +67,13 @@ class Sizes:
 
 
 def settings_for(store: Path, sizes: tuple[int, int, int]) -> Settings:
-    """The demo's settings come from here alone: the user's file and environment are another cache's."""
+    """The demo's settings come from here alone: the user's file and environment are about another cache."""
     return load(
         environ={},
         page_tokens=PAGE_TOKENS,
+        layout=LAYOUT,
+        into_host="through",
+        into_store="through",
         device={"bytes": sizes[0]},
         host={"bytes": sizes[1]},
         store={"type": "segment", "path": str(store), "cap": sizes[2]},
