@@ -9,15 +9,40 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from hicache.control.lease import Lease
 from hicache.errors import InvariantError
 from hicache.keys import Namespace, PageKey
 from hicache.records import JobKind, Load, Match, Reason
 
-if TYPE_CHECKING:
-    from hicache.control.controller import Controller
+
+class Verbs(Protocol):
+    """What a request asks of the controller that made it."""
+
+    def match(self, request: Request, computed: int) -> Match:
+        """See :meth:`Request.match`."""
+        ...
+
+    def load(self, request: Request, match: Match, target: Sequence[int], *, arriving: bool) -> Load:
+        """See :meth:`Request.load`."""
+        ...
+
+    def extend(self, request: Request, keys: Sequence[PageKey]) -> None:
+        """See :meth:`Request.extend`."""
+        ...
+
+    def publish(self, request: Request, upto: int, source: Sequence[int]) -> int:
+        """See :meth:`Request.publish`."""
+        ...
+
+    def release_endpoint(self, request: Request) -> None:
+        """See :meth:`Request.release_endpoint`."""
+        ...
+
+    def close(self, request: Request, *, abort: bool) -> None:
+        """See :meth:`Request.close`."""
+        ...
 
 
 @dataclass(slots=True)
@@ -38,7 +63,7 @@ class Memo:
 class Request:
     """One generation of one request id. All methods are the controller's: one caller at a time."""
 
-    controller: Controller
+    controller: Verbs
     id: object
     handle: int
     namespace: Namespace
