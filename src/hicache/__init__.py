@@ -25,7 +25,7 @@ from hicache.errors import (
 
 if TYPE_CHECKING:
     from hicache.adapters.transformers import attach
-    from hicache.build import Cache, build
+    from hicache.build import Cache
     from hicache.control import ControlConfig, Controller, Request
     from hicache.keys import Namespace, page_keys
     from hicache.settings import Settings, load
@@ -35,7 +35,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "hicache.adapters.transformers": ("attach",),
-    "hicache.build": ("Cache", "build"),
+    "hicache.build": ("Cache",),
     "hicache.control": ("ControlConfig", "Controller", "Request"),
     "hicache.keys": ("Namespace", "page_keys"),
     "hicache.settings": ("Settings", "load"),
@@ -64,7 +64,6 @@ __all__ = [
     "UnavailableError",
     "Window",
     "attach",
-    "build",
     "load",
     "page_keys",
     "usable",

@@ -5,7 +5,7 @@
 Four sources, the first that says something wins, key by key: keyword arguments, then the environment, then the
 TOML file, then the defaults below. A key in a table is written with a dot (``store.path``); its environment
 variable is the key in capitals with ``_`` for ``.`` (``HICACHE_STORE_PATH``), and ``HICACHE_CONFIG`` names the
-file. An optional table (``device``, ``host``, ``store``) is switched off by the word ``off``. A table whose
+file. SGLang's option names are taken as keywords and in a file, for the keys they mean. An optional table (``device``, ``host``, ``store``) is switched off by the word ``off``. A table whose
 ``type`` differs from the one below it replaces it whole.
 
 Nothing is clamped, guessed or ignored: an unknown key or variable, a wrong type or a bad size is a ConfigError
@@ -19,7 +19,7 @@ import difflib
 import math
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,6 +29,9 @@ import msgspec
 
 from hicache.errors import ConfigError
 from hicache.layout import LAYOUTS
+from hicache.resolve.aliases import into_tables
+from hicache.resolve.relaxation import DIRECT, KERNEL
+from hicache.resolve.sizing import HostSize, fraction, ratio
 from hicache.tables import (
     OFF,
     Table,
@@ -46,9 +49,7 @@ PREFIX = "HICACHE_"
 CONFIG_VARIABLE = "HICACHE_CONFIG"
 SECONDS_MAX = 86_400.0
 
-LayoutName = Literal["layer_first", "page_first", "page_first_direct", "page_head"]
 WriteName = Literal["through", "selective", "back"]
-assert set(get_args(LayoutName)) == set(LAYOUTS), "settings and layouts name the same layouts"
 
 
 class TierSettings(Table, frozen=True, kw_only=True):
@@ -64,6 +65,47 @@ class TierSettings(Table, frozen=True, kw_only=True):
     def nbytes(self) -> int:
         """The budget in bytes."""
         return parse_bytes(self.bytes)
+
+
+class HostSettings(Table, frozen=True, kw_only=True):
+    """The host tier: its size in one of three ways, or chosen to fit where none is said; see :mod:`hicache.resolve.sizing`.
+
+    bytes: all planes and padding included. ratio: of the device's pages. fraction: of the memory budget. mode:
+    ``staging`` keeps nothing, pages only pass through on their way to the store and back.
+    """
+
+    bytes: int | str | None = None
+    ratio: float | None = None
+    fraction: float | None = None
+    mode: Literal["cache", "staging"] = "cache"
+
+    def check(self) -> None:
+        """The sizes are some, and only one is given."""
+        given = [name for name in ("bytes", "ratio", "fraction") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigError(
+                "the size of the host tier is given twice",
+                key=given[1],
+                value=getattr(self, given[1]),
+                also=given[0],
+            )
+        if self.bytes is not None:
+            parse_bytes(self.bytes)
+        if self.ratio is not None:
+            ratio(self.ratio, "ratio")
+        if self.fraction is not None:
+            fraction(self.fraction, "fraction")
+
+    @property
+    def size(self) -> HostSize:
+        """What is wished."""
+        nbytes = None if self.bytes is None else parse_bytes(self.bytes)
+        return HostSize(nbytes, self.ratio, self.fraction)
+
+    @property
+    def nbytes(self) -> int | None:
+        """The bytes that were said, if they were."""
+        return self.size.nbytes
 
 
 class MemoryStoreSettings(Table, frozen=True, kw_only=True, tag="memory"):
@@ -137,26 +179,51 @@ class Settings(Table, frozen=True, kw_only=True):
     """All settings. See the module for where they come from.
 
     page_tokens: tokens a page. device, host, store: the tiers; at least one of the first two. layout: of the host
-    tier. into_host, into_store: when pages are written down each leg. fetch_at: whether pages found in the store
-    are fetched when the look-up answers, or when they are loaded.
+    tier. io: the I/O back end. into_host, into_store: when pages are written down each leg. What is not said of
+    these is a default that gives way; what is said is a wish, relaxed with a warning where it cannot be had, or an
+    error where ``strict``. fetch_at: whether pages found in the store are fetched when the look-up answers, or when
+    they are loaded. prefetch: how long a fetch is waited for; ``wait_complete`` takes its deadline away.
     """
 
     page_tokens: int = 16
-    layout: LayoutName = "page_first"
-    into_host: WriteName = "through"
-    into_store: WriteName = "through"
+    layout: str | None = None
+    io: str | None = None
+    into_host: WriteName | None = None
+    into_store: WriteName | None = None
+    strict: bool = False
     fetch_at: Literal["load", "lookup"] = "load"
+    prefetch: Literal["best_effort", "timeout", "wait_complete"] | None = None
     device: TierSettings | None = None
-    host: TierSettings | None = TierSettings(bytes="512MiB")
+    host: HostSettings | None = HostSettings()
     store: StoreSettings | None = None
     deadlines: Deadlines = Deadlines()
 
     def check(self) -> None:
-        """At least one memory tier, and a page of at least one token."""
+        """At least one memory tier, and a page of at least one token, in a layout that there is."""
+        _known("layout", self.layout, LAYOUTS)
+        _known("io", self.io, (KERNEL, DIRECT))
         if self.page_tokens < 1:
             raise ConfigError("a page has at least one token", key="page_tokens", value=self.page_tokens)
         if self.device is None and self.host is None:
             raise ConfigError("at least one memory tier is needed", key="host", value=OFF, device=OFF)
+
+
+def _known(key: str, name: str | None, ours: Collection[str]) -> None:
+    """ConfigError for a layout or a back end that nobody has; other packages are asked only for what is not ours."""
+    if name is None or name in ours:
+        return
+    from hicache.resolve.catalog import engines  # importing what others offer may bring a layout along
+
+    ios = {engine.io for engine in engines()}
+    known = list(LAYOUTS if key == "layout" else sorted(ios))
+    if name not in known:
+        raise ConfigError(
+            "wrong type or value",
+            key=key,
+            value=repr(name),
+            expected="one of " + ",".join(known),
+            nearest=nearest(name, known),
+        )
 
 
 # ---- sources
@@ -190,12 +257,12 @@ def read(
     rows: dict[str, tuple[object, str]] = {}
     named = file if file is not None else variables.get(CONFIG_VARIABLE)
     if named is not None:
-        _merge(rows, _flat(_parsed_file(Path(named))), f"file {named}")
+        _merge(rows, _flat(into_tables(_parsed_file(Path(named)))), f"file {named}")
     environment = {
         key: _from_text(key, variables[name]) for key, name in variable_names().items() if name in variables
     }
     _merge(rows, environment, "environment")
-    _merge(rows, _flat(keywords), "keyword")
+    _merge(rows, _flat(into_tables(keywords)), "keyword")
     table = _nested({key: value for key, (value, _) in rows.items()})
     return Reading(from_table(Settings, table), {key: source for key, (_, source) in rows.items()})
 

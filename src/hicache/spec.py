@@ -108,12 +108,14 @@ class CacheSpec:
         for group in self.groups:
             for plane in group.planes:
                 if plane.tokens > 1 and self.page_tokens % plane.tokens:
+                    every = dict.fromkeys(p.tokens for other in self.groups for p in other.planes)
                     raise ConfigError(
                         "rows of a plane must divide the page",
                         group=group.name,
                         plane=plane.name,
                         rows=plane.tokens,
                         page_tokens=self.page_tokens,
+                        all_rows=",".join(map(str, every)),
                     )
 
     @property

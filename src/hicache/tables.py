@@ -91,7 +91,8 @@ def words(kind: object) -> str:
     parts = get_args(kind)
     if parts and all(isinstance(part, str) for part in parts):
         return "one of " + ",".join(parts)
-    return " or ".join(words(part) for part in parts) if parts else getattr(kind, "__name__", str(kind))
+    said = [words(part) for part in parts if part is not NoneType]
+    return " or ".join(said) if said else getattr(kind, "__name__", str(kind))
 
 
 def _fits(value: object, kind: object) -> bool:

@@ -124,10 +124,10 @@ def test_keys_that_depend_on_the_sequence_length_are_refused():
 
 
 def test_a_layout_or_budget_that_cannot_hold_the_pages_is_refused(tiny):
-    with pytest.raises(ConfigError, match="does not hold one page") as refusal:
+    with pytest.raises(
+        ConfigError, match=r"4095 bytes of host memory .as asked. do not hold one page of 4096"
+    ):
         attach(tiny, load(environ={}, page_tokens=PAGE, host={"bytes": 4095}))
-    assert refusal.value.context["key"] == "host.bytes"
-    assert refusal.value.context["page_bytes"] == 4096
 
 
 def test_rows_refuse_strangers_and_overflow(tiny):

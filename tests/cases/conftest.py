@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,8 @@ from hicache.data.store.segment import SegmentStore
 from hicache.testing.house import SPEC, House
 
 CAP = 64 << 20
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))  # the cases share its rigs
 
 
 @pytest.fixture(params=["memory", "segment"])

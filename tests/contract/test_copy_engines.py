@@ -7,13 +7,20 @@ import pytest
 
 from hicache.data.copy import host
 from hicache.data.copy.base import CopyEngine
+from hicache.data.copy.direct import DirectEngine, runs_of
 from hicache.data.copy.host import HostEngine
 from hicache.data.copy.reference import ReferenceEngine
 from hicache.data.copy.strided import NumpyEngine
 from hicache.data.pool import surface_of
 from hicache.layout import LAYOUTS, place
 from hicache.plan import plan
-from hicache.testing.copies import PAIRS, PLANE_SETS, SLOTS, CopyEngineContract, guarded
+from hicache.testing.copies import PAIRS, PLANE_SETS, SLOTS, CopyEngineContract, guarded, pool_side
+
+
+class TestDirectEngine(CopyEngineContract):
+    @pytest.fixture
+    def engine(self) -> CopyEngine:
+        return DirectEngine()
 
 
 class TestReferenceEngine(CopyEngineContract):
@@ -66,3 +73,16 @@ def test_runs_of_a_plan_equal_the_reference(planes, source, target):
             moved += nbytes
     assert moved == len(sources) * group.nbytes
     assert np.array_equal(whole, expected_whole)
+
+
+def test_direct_copies_as_few_runs_as_there_are():
+    group = PLANE_SETS["equal"]
+    sides = {name: pool_side(group, name, 1).surface for name in LAYOUTS}
+    layers = range(group.planes[0].layers)
+
+    def runs(source, target):
+        return len(runs_of(sides[source], sides[target], layers))
+
+    assert runs("page_first", "page_first") == runs("page_head", "page_head") == 1
+    assert runs("layer_first", "page_first_direct") == 2 * 3  # one a plane and layer
+    assert runs("layer_first", "page_first") == 2 * 3 * 4  # one a plane, layer and token

@@ -9,7 +9,6 @@ from functools import cache
 import numpy as np
 
 from hicache.capability import Declarations, Direction, EngineDeclaration, Kernel, Place, Shards
-from hicache.catalog import declarations, simulate
 from hicache.control import ControlConfig, Controller
 from hicache.data.copy.base import Surface
 from hicache.data.copy.direct import DirectEngine
@@ -25,6 +24,7 @@ from hicache.layout import LAYOUTS
 from hicache.policy import WritePolicy
 from hicache.records import Loaded, Where
 from hicache.resolve import Chosen
+from hicache.resolve.catalog import declarations, simulate
 from hicache.spec import CacheSpec, Group, Plane, Window
 from hicache.testing.house import fill, holds, put
 
@@ -47,7 +47,9 @@ def spec_of(name: str, shards: int = 1) -> CacheSpec:
     if name == "draft":
         groups.append(Group("draft", (Plane("k", 1, PAGE, 2, 32), Plane("v", 1, PAGE, 2, 32))))
     if name == "window":
-        groups.append(Group("window", (Plane("k", 2, PAGE, 1, 48), Plane("v", 2, PAGE, 1, 48)), Window(2 * PAGE)))
+        groups.append(
+            Group("window", (Plane("k", 2, PAGE, 1, 48), Plane("v", 2, PAGE, 1, 48)), Window(2 * PAGE))
+        )
     return CacheSpec(tuple(groups), PAGE, shards)
 
 
@@ -71,11 +73,11 @@ def machines() -> dict[str, Declarations]:
     return {name: declarations(machine) for name, machine in found.items()}
 
 
-class Refused(Exception):
+class WrongPlaceError(Exception):
     """What a kernel says to a list of slots in the wrong place."""
 
 
-class Slots(tuple):
+class Slots(tuple):  # noqa: SLOT001  (it has a field)
     """A list of slots that knows where it lies."""
 
     place: Place
@@ -89,9 +91,12 @@ class Slots(tuple):
 
 def run_kernel(kernel: Kernel, engine, source: Surface, sources: Slots, target: Surface, targets: Slots):
     """Stands for a kernel on a device: it can read a list of slots only where it lies."""
-    for side, slots, place in (("Source", sources, kernel.source_index), ("Destination", targets, kernel.target_index)):
+    for side, slots, place in (
+        ("Source", sources, kernel.source_index),
+        ("Destination", targets, kernel.target_index),
+    ):
         if slots.place is not place:
-            raise Refused(f"{side} indices must be a {place.value} tensor, got {slots.place.value}")
+            raise WrongPlaceError(f"{side} indices must be a {place.value} tensor, got {slots.place.value}")
     return engine.submit(source, sources, target, targets)
 
 
@@ -131,7 +136,10 @@ class WholePages(MemoryStore):
         for record in records:
             (piece,) = record.payload
             group = record.key.group
-            bytes_, wholes = np.frombuffer(piece, np.uint8), [pool._buffers[group].view for pool in self.pools]
+            bytes_, wholes = (
+                np.frombuffer(piece, np.uint8),
+                [pool._buffers[group].view for pool in self.pools],
+            )
             assert any(np.shares_memory(bytes_, whole) for whole in wholes), "a page was copied to be stored"
         return super().write(namespace, records)
 
@@ -144,7 +152,13 @@ class Rank:
         platform = CpuPlatform()
         sizes = {Where.DEVICE: cache.config.device_slots, Where.HOST: cache.config.host_slots}
         self.pools = {
-            where: Pool(spec, LAYOUTS["layer_first" if where is Where.DEVICE else chosen.layout], slots, platform, where)
+            where: Pool(
+                spec,
+                LAYOUTS["layer_first" if where is Where.DEVICE else chosen.layout],
+                slots,
+                platform,
+                where,
+            )
             for where, slots in sizes.items()
             if slots
         }
@@ -267,4 +281,3 @@ class Running:
                 pool.close()
         if self.store is not None:
             self.store.close()
-

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from hicache import build as build_module
-from hicache.build import build
+from hicache import registry
+from hicache.build import Surroundings, build
+from hicache.data.platform.cpu import CpuBuffer, CpuPlatform
 from hicache.data.pool import rows_surface
-from hicache.errors import CapacityError, ConfigError
+from hicache.errors import CapacityError, ConfigError, UnavailableError
 from hicache.keys import Namespace, page_keys
 from hicache.records import EndpointFree, JobKind, Loaded, Where
 from hicache.settings import load
@@ -111,24 +113,27 @@ def test_what_was_published_comes_back_from_memory_and_after_a_restart_from_the_
 
 def test_a_layout_that_cannot_hold_the_pages_is_refused_with_those_that_can():
     with pytest.raises(ConfigError) as refusal:
-        make(Engine(UNEVEN), UNEVEN, layout="page_head")
-    assert refusal.value.context["tier"] == "host"
-    assert refusal.value.context["nearest"] == "layer_first,page_first,page_first_direct"
+        make(Engine(UNEVEN), UNEVEN, layout="page_head", strict=True)
+    assert refusal.value.context["layout"] == "page_head"
+    assert refusal.value.context["nearest"] == "page_first+kernel"
+    cache = make(Engine(UNEVEN), UNEVEN, layout="page_head", host={"bytes": "64KiB"})
+    assert cache.data.pools[Where.HOST].layout.name == "page_first"
+    assert [step.field for step in cache.resolution.warnings] == ["layout"]
+    cache.close()
 
 
 def test_budgets_shards_and_page_sizes_that_do_not_fit_are_refused():
-    with pytest.raises(ConfigError) as refusal:
+    with pytest.raises(ConfigError, match=r"1024 bytes of host memory .* one page of 4096 bytes"):
         make(Engine(), host={"bytes": "1KiB"})
-    assert refusal.value.context.items() >= {"key": "host.bytes", "value": "1KiB", "page_bytes": 4096}.items()
     with pytest.raises(ConfigError, match="does not hold one page"):
-        make(Engine(), device={"bytes": 100})
+        make(Engine(), device={"bytes": 100}, host={"bytes": "64KiB"})
     with pytest.raises(ConfigError, match="one shard"):
         make(Engine(), CacheSpec(SPEC.groups, PAGE, shards=2))
     with pytest.raises(ConfigError, match="another page size"):
         make(Engine(), CacheSpec(SPEC.groups, 2 * PAGE))
     with pytest.raises(ConfigError, match="needs a device tier"):
         make(Engine(), into_host="back")
-    with pytest.raises(ConfigError, match="unknown store type"):
+    with pytest.raises(ConfigError, match="unknown store"):
         make(Engine(), store={"type": "nonesuch"})
 
 
@@ -141,19 +146,40 @@ def test_what_was_made_before_a_failure_is_given_back(monkeypatch):
             super().close()
 
     monkeypatch.setattr(build_module, "Pool", Pool)
-    with pytest.raises(CapacityError):
-        make(Engine(), device={"bytes": "64KiB"}, host={"bytes": 1 << 50})
+    tiers = {"device": {"bytes": "64KiB"}, "host": {"bytes": "64KiB"}}
+    with pytest.raises(ConfigError, match="to have 1125899906842624 bytes"):
+        make(Engine(), **{**tiers, "host": {"bytes": 1 << 50}})
+    assert closed == []  # refused before any memory is taken
+    given = []
+
+    def alloc(self, nbytes, where, *, progress=None):
+        given.append(where)
+        if where is Where.HOST:
+            raise CapacityError("not enough memory")
+        return CpuBuffer(nbytes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CpuPlatform, "alloc", alloc)
+        with pytest.raises(CapacityError):
+            make(Engine(), **tiers)
+    assert given == [Where.DEVICE, Where.HOST]
     assert Where.DEVICE in closed
     closed.clear()
-    with pytest.raises(ConfigError):
-        make(Engine(), store={"type": "nonesuch"})
+
+    def broken(options, spec):
+        raise UnavailableError("no such place")
+
+    monkeypatch.setitem(registry.BUILT_IN, "memory", broken)
+    with pytest.raises(UnavailableError):
+        make(Engine(), store={"type": "memory", "cap": 1}, host={"bytes": "64KiB"})
     assert closed == [Where.HOST]
 
 
 def test_progress_of_the_memory_is_shown():
     seen = []
     settings = load(environ={}, page_tokens=PAGE, host={"bytes": "64KiB"})
-    build(settings, SPEC, SPACE, Engine(), progress=lambda done, total: seen.append((done, total))).close()
+    around = Surroundings(progress=lambda done, total: seen.append((done, total)))
+    build(settings, SPEC, SPACE, Engine(), around=around).close()
     assert seen[-1][0] == seen[-1][1] == 64 << 10
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from hicache.data.platform import cpu
 from hicache.data.platform.cpu import CpuPlatform
+from hicache.data.platform.memory import MemoryProbe
 from hicache.data.pool import Pool, nbytes_for, rows_surface, slots_for, surface_of
 from hicache.errors import CapacityError, ConfigError, InvariantError
 from hicache.layout import LAYOUTS, place
@@ -57,19 +58,13 @@ def test_memory_that_cannot_be_had_is_refused_with_both_numbers(monkeypatch):
             CPU.alloc(absurd, Where.HOST)
 
 
-def test_available_memory_honours_a_control_group(monkeypatch, tmp_path):
-    limit, use, none = tmp_path / "limit", tmp_path / "use", tmp_path / "none"
-    limit.write_text("5000\n")
-    use.write_text("2000\n")
-    monkeypatch.setattr(cpu, "_CGROUPS", ((none, none), (limit, use)))
+def test_available_memory_is_the_least_of_the_machines_and_the_control_groups(monkeypatch):
+    monkeypatch.setattr(MemoryProbe, "available", lambda self: 9000)
+    monkeypatch.setattr(MemoryProbe, "headroom", lambda self: 3000)
     assert cpu.memory_available() == 3000
-    limit.write_text("max\n")
-    assert cpu.memory_available() > 3000
-    use.write_text("9000\n")
-    limit.write_text("5000\n")
-    assert cpu.memory_available() == 0
-    monkeypatch.setattr(cpu, "_MEMINFO", none)
-    monkeypatch.setattr(cpu, "_CGROUPS", ())
+    monkeypatch.setattr(MemoryProbe, "headroom", lambda self: None)
+    assert cpu.memory_available() == 9000
+    monkeypatch.setattr(MemoryProbe, "available", lambda self: None)
     assert cpu.memory_available() is None
 
 
@@ -93,7 +88,7 @@ def test_what_the_cpu_lacks_it_says_why():
     capabilities = CPU.capabilities()
     assert capabilities.platform == "cpu"
     assert "GPU" in capabilities.lacks("triton")
-    assert capabilities.lacks("pinned-memory")
+    assert capabilities.lacks("pinning")
 
 
 # -- pools

@@ -10,15 +10,25 @@ import random
 from dataclasses import replace
 
 import pytest
-from resolve_rig import ATTENTIONS, PAGES, SHARDS, Refused, Running, Slots, machines, run_kernel, spec_of
+from resolve_rig import (
+    ATTENTIONS,
+    PAGES,
+    SHARDS,
+    Running,
+    Slots,
+    WrongPlaceError,
+    machines,
+    run_kernel,
+    spec_of,
+)
 
 from hicache.capability import Direction, Place
 from hicache.data.copy.direct import DirectEngine
 from hicache.data.copy.reference import ReferenceEngine
 from hicache.errors import ConfigError
 from hicache.layout import LAYOUTS
-from hicache.request import WRITES, Request
 from hicache.resolve import Resolution, resolve
+from hicache.resolve.request import WRITES, Request
 
 STORES = (None, "memory", "segment", "mooncake")
 SAMPLE = 11
@@ -28,7 +38,13 @@ SAMPLE = 11
 def product(machine: str):
     """Every request for a machine."""
     rows = itertools.product(
-        (None, *LAYOUTS), (None, "kernel", "direct"), ATTENTIONS, (None, *WRITES), STORES, SHARDS, (False, True)
+        (None, *LAYOUTS),
+        (None, "kernel", "direct"),
+        ATTENTIONS,
+        (None, *WRITES),
+        STORES,
+        SHARDS,
+        (False, True),
     )
     for layout, io, attention, write, store, shards, strict in rows:
         yield Request(
@@ -60,7 +76,9 @@ def is_resolved_or_refused(found: Resolution) -> None:
     assert not pair.refusals
     for other in found.candidates:
         assert other.refusals or other.cost >= pair.cost
-    changed = {name for name in ("layout", "io", "store", "into_host") if getattr(chosen, name) != request.wish(name)}
+    changed = {
+        name for name in ("layout", "io", "store", "into_host") if getattr(chosen, name) != request.wish(name)
+    }
     assert changed == {step.field for step in found.steps}
     for step in found.steps:
         assert step.warning == (getattr(request, step.field) is not None)
@@ -156,5 +174,5 @@ def test_a_kernel_refuses_slots_in_the_wrong_place(engine, direction):
     right = (Slots.at(kernel.source_index, (0, 1)), Slots.at(kernel.target_index, (1, 2)))
     run_kernel(kernel, inner, a.surface(0), right[0], b.surface(0), right[1])
     wrong = Place.HOST if kernel.target_index is Place.DEVICE else Place.DEVICE
-    with pytest.raises(Refused, match="Destination indices must be a"):
+    with pytest.raises(WrongPlaceError, match="Destination indices must be a"):
         run_kernel(kernel, inner, a.surface(0), right[0], b.surface(0), Slots.at(wrong, (1, 2)))

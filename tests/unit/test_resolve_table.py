@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 from resolve_rig import ATTENTIONS, machines, spec_of
 
-from hicache.aliases import from_flags
 from hicache.capability import Direction, EngineDeclaration, Kernel, Place
-from hicache.catalog import declarations, detect, make_engine, simulate
+from hicache.data.platform import cuda, rocm
 from hicache.errors import ConfigError
 from hicache.layout import LAYOUTS
-from hicache.request import Request, wishes
 from hicache.resolve import attach, resolve
+from hicache.resolve.aliases import from_flags
+from hicache.resolve.catalog import declarations, detect, make_engine, simulate
+from hicache.resolve.request import Request, wishes
 
 LF, PF, PFD, PH = "layer_first", "page_first", "page_first_direct", "page_head"
 K, D = "kernel", "direct"
@@ -32,6 +33,11 @@ TABLE = [
     *(("rocm-staged-writeback", asked, K, "mooncake", PFD, D, True) for asked in (PF, LF)),
     *((m, LF, D, "mooncake", PFD, D, True) for m in BOTH),
     *(("cpu", asked, io, None, asked, io, False) for asked in (LF, PF, PFD, PH) for io in (K, D)),
+    # asking for one half of the default pair is asking for the pair
+    ("rocm-staged-writeback", PF, None, None, LF, K, True),
+    ("rocm-staged-writeback", None, K, None, LF, K, False),
+    ("rocm-triton", PF, None, None, PFD, D, True),
+    ("cuda", LF, None, "mooncake", PF, K, True),
     # what is not given is a default, not a wish: no warning
     ("cuda", PFD, None, None, PFD, D, False),
     ("cuda", None, D, None, PFD, D, False),
@@ -49,8 +55,9 @@ def asked(layout, io, store) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("attention", ["mha", "mla"])
-@pytest.mark.parametrize("machine,layout,io,store,to_layout,to_io,warns", TABLE)
-def test_every_row(machine, layout, io, store, to_layout, to_io, warns, attention):
+@pytest.mark.parametrize("row", TABLE, ids=str)
+def test_every_row(row, attention):
+    machine, layout, io, store, to_layout, to_io, warns = row
     if (layout, attention) == (PH, "mla"):
         pytest.skip("page_head of one head has a test of its own")
     there, spec = machines()[machine], spec_of(attention)
@@ -70,15 +77,21 @@ def test_every_row(machine, layout, io, store, to_layout, to_io, warns, attentio
         with pytest.raises(ConfigError) as error:
             strict.require()
         text = str(error.value)
-        for value in (there.platform.platform, layout, io, f"nearest={to_layout}+{to_io}"):
+        for value in (
+            there.platform.platform,
+            f"layout={layout or PF}",
+            f"io={io or K}",
+            f"nearest={to_layout}+{to_io}",
+        ):
             assert value in text
     else:
         assert strict.chosen == found.chosen
 
 
 @pytest.mark.parametrize("flags", [False, True], ids=["names", "flags"])
-@pytest.mark.parametrize("machine,layout,io,store,to_layout,to_io,warns", TABLE)
-def test_every_row_in_sglangs_words(machine, layout, io, store, to_layout, to_io, warns, flags):
+@pytest.mark.parametrize("row", TABLE, ids=str)
+def test_every_row_in_sglangs_words(row, flags):
+    machine, layout, io, store, to_layout, to_io, _ = row
     there = machines()[machine]
     theirs = {
         "hicache_mem_layout": layout,
@@ -115,7 +128,9 @@ def test_the_order_of_the_declarations_cannot_put_a_refused_pair_back():
         for row in rows.values():
             rng.shuffle(row)
         shuffled = replace(there, **{name: tuple(row) for name, row in rows.items()})
-        options = list({"hicache_mem_layout": PF, "hicache_io_backend": K, "hicache_storage_backend": "mooncake"}.items())
+        options = list(
+            {"hicache_mem_layout": PF, "hicache_io_backend": K, "hicache_storage_backend": "mooncake"}.items()
+        )
         rng.shuffle(options)
         chosen = resolve(wishes(dict(options), spec_of("mha"), shuffled), shuffled).chosen
         assert (chosen.layout, chosen.io) == (PFD, D)
@@ -142,7 +157,11 @@ def test_slots_lie_where_the_chosen_engine_reads_them(machine, attention):
                 on = Place.HOST if LAYOUTS[chosen.layout].page_major else Place.DEVICE
                 assert (chosen.save.source_index, chosen.save.target_index) == (Place.DEVICE, on)
             else:
-                places = {k for kernel in (chosen.load, chosen.save) for k in (kernel.source_index, kernel.target_index)}
+                places = {
+                    k
+                    for kernel in (chosen.load, chosen.save)
+                    for k in (kernel.source_index, kernel.target_index)
+                }
                 assert places == {Place.HOST}
 
 
@@ -152,7 +171,12 @@ def test_a_kernel_that_reads_slots_on_the_device_cannot_be_handed_others():
     assert not [name for name in fields if "index" in name]
     with pytest.raises(TypeError):
         EngineDeclaration(
-            "x", "kernel", frozenset({"cuda"}), "m:f", Kernel("k", Place.DEVICE, Place.DEVICE), index=Place.HOST
+            "x",
+            "kernel",
+            frozenset({"cuda"}),
+            "m:f",
+            Kernel("k", Place.DEVICE, Place.DEVICE),
+            index=Place.HOST,
         )
 
 
@@ -169,6 +193,16 @@ def test_a_piece_that_is_not_here_is_planned_with_and_not_built():
     assert found.chosen is None
     with pytest.raises(ConfigError, match="mooncake is not here"):
         found.require()
+
+
+@pytest.mark.parametrize("module", [cuda, rocm])
+def test_on_a_machine_that_is_here_a_piece_that_is_not_is_a_refusal(module):
+    there = declarations(module.DECLARED)  # as found, with everything, but our engines for it are not written
+    assert not there.platform.simulated
+    found = resolve(wishes({}, spec_of("mha"), there), there)
+    with pytest.raises(ConfigError, match="is not here"):
+        found.require()
+    assert all("is not here" in c.refusals[0] for c in found.candidates)
 
 
 @pytest.mark.parametrize("platform", ["cuda", "rocm"])
@@ -206,7 +240,11 @@ def test_staging_turns_back_into_through_with_a_warning():
     there = machines()["cuda"]
     words = {"hicache_host_memory_mode": "buffer_only", "hicache_write_policy": "write_back", "store": "file"}
     found = resolve(wishes(words, spec_of("mha"), there), there)
-    assert (found.chosen.into_host, found.chosen.host_mode, found.chosen.store) == ("through", "staging", "segment")
+    assert (found.chosen.into_host, found.chosen.host_mode, found.chosen.store) == (
+        "through",
+        "staging",
+        "segment",
+    )
     assert [(s.field, s.before, s.after) for s in found.warnings] == [("into_host", "back", "through")]
     assert resolve(wishes({**words, "strict": True}, spec_of("mha"), there), there).chosen is None
 

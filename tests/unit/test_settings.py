@@ -15,6 +15,7 @@ from hicache.errors import ConfigError
 from hicache.layout import LAYOUTS
 from hicache.settings import (
     Deadlines,
+    HostSettings,
     MemoryStoreSettings,
     OtherStoreSettings,
     SegmentStoreSettings,
@@ -37,6 +38,11 @@ sizes = st.one_of(
 seconds = st.floats(0.001, 86_400)
 names = st.text(string.ascii_lowercase, min_size=1, max_size=12)
 tiers = st.builds(TierSettings, bytes=sizes)
+hosts = st.one_of(
+    st.builds(HostSettings, bytes=sizes, mode=st.sampled_from(["cache", "staging"])),
+    st.builds(HostSettings, ratio=st.floats(0.01, 100)),
+    st.builds(HostSettings, fraction=st.floats(0.01, 1)),
+)
 stores = st.one_of(
     st.builds(MemoryStoreSettings, cap=sizes),
     st.builds(SegmentStoreSettings, path=names, cap=st.none() | sizes),
@@ -55,7 +61,7 @@ all_settings = st.builds(
     into_store=policies,
     fetch_at=st.sampled_from(["load", "lookup"]),
     device=st.none() | tiers,
-    host=tiers,
+    host=hosts,
     store=st.none() | stores,
     deadlines=st.builds(Deadlines, lookup_s=seconds, fetch_s=seconds, write_s=seconds, close_s=seconds),
 )
@@ -114,7 +120,7 @@ def test_keywords_before_environment_before_file_before_defaults(tmp_path):
     environ = {"HICACHE_PAGE_TOKENS": "3", "HICACHE_LAYOUT": "layer_first"}
     reading = read(file, environ=environ, page_tokens=4)
     assert reading.settings == Settings(
-        page_tokens=4, layout="layer_first", into_store="back", host=TierSettings(bytes="1MiB")
+        page_tokens=4, layout="layer_first", into_store="back", host=HostSettings(bytes="1MiB")
     )
     assert reading.origins == {
         "page_tokens": "keyword",
@@ -150,7 +156,11 @@ def test_tables_are_merged_key_by_key_unless_switched_off_or_of_another_type():
         ({"into_host": "write_through"}, "into_host", {"expected": "one of through,selective,back"}),
         ({"host": "64MiB"}, "host", {"expected": "a table, or 'off'"}),
         ({"deadlines": "off"}, "deadlines", {"expected": "a table"}),
-        ({"host": {}}, "host.bytes", {}),
+        ({"device": {}}, "device.bytes", {}),
+        ({"host": {"bytes": 1, "ratio": 2.0}}, "host.ratio", {"also": "bytes"}),
+        ({"host": {"ratio": 0.0}}, "host.ratio", {}),
+        ({"host": {"fraction": 1.5}}, "host.fraction", {"expected": "more than 0, at most 1"}),
+        ({"io": "kernle"}, "io", {"nearest": "kernel"}),
         ({"host": None}, "host", {"device": "off"}),
         ({"store": {"type": "segment"}}, "store.path", {"expected": "str"}),
         ({"store": {"path": "/a"}}, "store.type", {"known": "memory,segment"}),
@@ -222,7 +232,7 @@ def test_nonsense_is_refused_or_means_itself(table):
         ("HICAHCE_STORE_PATH", "HICACHE_STORE_PATH"),
         ("HI_CACHE_LAYOUT", "HICACHE_LAYOUT"),
         ("hicache_layout", "HICACHE_LAYOUT"),
-        ("HICACHE_", "HICACHE_HOST"),
+        ("HICACHE_", "HICACHE_IO"),
     ],
 )
 def test_a_variable_that_was_meant_for_us_and_is_read_by_nobody_is_an_error(name, nearest):

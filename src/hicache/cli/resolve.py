@@ -11,11 +11,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from hicache.capability import ABILITIES, Shards
-from hicache.catalog import PLATFORMS, declarations, detect, simulate
-from hicache.compatibility import ATTENTIONS, PAGE_TOKENS, attention
 from hicache.errors import ConfigError
-from hicache.request import DEFAULTS, one_of, wishes
 from hicache.resolve import Candidate, Resolution, resolve
+from hicache.resolve.catalog import PLATFORMS, declarations, detect, simulate
+from hicache.resolve.compatibility import ATTENTIONS, PAGE_TOKENS, attention
+from hicache.resolve.request import DEFAULTS, one_of, wishes
 from hicache.tables import parse_bytes
 
 LOG_WIDTH = 110

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from hicache.data.copy.base import CopyEngine, Surface, Ticket
-from hicache.data.pool import Pool, surface_of
+from hicache.data.pool import Pool
 from hicache.data.scratch import Scratch, record_placements
 from hicache.data.store.base import Corrupt, Hit, Iovec, Miss, ReadOutcome, Record, Store, WriteOutcome
 from hicache.errors import InvariantError, UnavailableError
 from hicache.keys import Namespace, PageKey, RecordKey
-from hicache.layout import LAYOUTS, place
+from hicache.layout import LAYOUTS
 from hicache.records import Job, JobKind, Reason, Span, Where
 from hicache.spec import CacheSpec, Full, usable
 
@@ -239,25 +239,36 @@ class Moves:
                 into.append([scratch.page(group, number).data if run is None else run])
         read = store[0].read(store[1], asked, into)
         got: list[ReadOutcome] = _outcomes(read, len(asked), (Hit, Miss, Corrupt))
-        for number, (key, slot) in enumerate(rows):
+        converted: list[PageKey] = []
+        others: dict[tuple[int, str], list[tuple[int, int]]] = {}
+        for number, (key, slot) in enumerate(rows[: len(got) // len(groups)]):
             mine = got[number * len(groups) : (number + 1) * len(groups)]
-            if len(mine) < len(groups):
-                raise _broken("read", len(asked), len(got))
-            reason: Reason | None = None
-            for group, outcome in enumerate(mine):
-                reason = reason or self._arrived(pool, group, (number, slot), outcome, scratch)
-            if reason is None:
-                del answer.bad[key]
-            else:
+            reasons = [self._unusable(group, outcome) for group, outcome in enumerate(mine)]
+            reason = next((reason for reason in reasons if reason is not None), None)
+            if reason is not None:
                 answer.bad[key] = reason
+                continue
+            foreign = [
+                (group, outcome.layout)
+                for group, outcome in enumerate(mine)
+                if isinstance(outcome, Hit)
+                and not (self._direct(pool, group) and outcome.layout == pool.layout.name)
+            ]
+            for kind in foreign:
+                others.setdefault(kind, []).append((number, slot))
+            if foreign:
+                converted.append(key)
+            else:
+                del answer.bad[key]
+        for (group, layout), pages in others.items():
+            self._convert(pool, group, layout, pages, scratch)
+        for key in converted:
+            del answer.bad[key]
+        if len(got) < len(asked):
+            raise _broken("read", len(asked), len(got))
 
-    def _arrived(
-        self, pool: Pool, group: int, at: tuple[int, int], outcome: ReadOutcome, scratch: Scratch
-    ) -> Reason | None:
-        """Bring one record that was read to its slot in the pool's own layout; None when it is there.
-
-        ``at``: the number of the page in its call (so of its scratch page), and the slot.
-        """
+    def _unusable(self, group: int, outcome: ReadOutcome) -> Reason | None:
+        """Why a record that was asked for is no page, or None when it is one, in a layout we can read."""
         if isinstance(outcome, Corrupt):
             return Reason.CORRUPT
         if isinstance(outcome, Miss):
@@ -265,18 +276,26 @@ class Moves:
         record = self._readable[group].get(outcome.layout)
         if record is None:  # a layout of another version, or one that cannot hold this group: not usable here
             return Reason.MISS
-        if outcome.nbytes != record.run_nbytes:
-            return Reason.CORRUPT
-        number, slot = at
-        page = scratch.page(group, number % scratch.pages)
-        if self._direct(pool, group):
-            if outcome.layout == pool.layout.name:
-                return None
-            run = pool.run(group, slot)
-            assert run is not None, "a record is read in place only where a page is one run"
-            page.data[: len(run)] = run
-        self._data.engine.submit(surface_of(record, page), [0], pool.surface(group), [slot]).wait()
-        return None
+        return None if outcome.nbytes == record.run_nbytes else Reason.CORRUPT
+
+    def _convert(
+        self, pool: Pool, group: int, layout: str, pages: Sequence[tuple[int, int]], scratch: Scratch
+    ) -> None:
+        """Bring pages that were read as records of ``layout`` into the pool's own; ``pages`` are (number, slot).
+
+        They lie in the scratch pages of their numbers or, where records are read in place, in their slots.
+        """
+        for start in range(0, len(pages), scratch.pages):
+            part = pages[start : start + scratch.pages]
+            numbers, slots = [number for number, _ in part], [slot for _, slot in part]
+            if self._direct(pool, group):
+                numbers = list(range(len(part)))
+                for number, slot in enumerate(slots):
+                    run = pool.run(group, slot)
+                    assert run is not None, "a record is read in place only where a page is one run"
+                    scratch.page(group, number).data[: len(run)] = run
+            source = scratch.surface(group, layout)
+            self._data.engine.submit(source, numbers, pool.surface(group), slots).wait()
 
     def _write(self, job: Job, failed: Collection[PageKey], answer: Answer, scratch: Scratch) -> None:
         store, namespace = self._store_of(job)
@@ -325,13 +344,10 @@ class Moves:
         runs = [run for run in own if run is not None]
         if len(runs) == len(slots):
             return runs
-        gathered = place(self._data.spec.groups[group], _PAGE_FIRST, len(slots))
-        memory = scratch.memory(group)
-        surface = surface_of(gathered, memory)
-        self._data.engine.submit(pool.surface(group), slots, surface, range(len(slots))).wait()
-        stride, length = gathered.planes[0].slot_stride, gathered.run_nbytes
-        assert length is not None, "page_first is page-major"
-        return [memory[i * stride : i * stride + length].data for i in range(len(slots))]
+        gathered = scratch.surface(group, _PAGE_FIRST.name)
+        self._data.engine.submit(pool.surface(group), slots, gathered, range(len(slots))).wait()
+        length = self._readable[group][_PAGE_FIRST.name].run_nbytes
+        return [scratch.page(group, number)[:length].data for number in range(len(slots))]
 
     def _written(
         self,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from hicache.data.copy.base import Bytes
+from hicache.data.copy.base import Bytes, Surface
+from hicache.data.pool import surface_of
 from hicache.layout import LAYOUTS, Placement, place, undefined
 from hicache.spec import CacheSpec, Group
 
@@ -28,11 +30,13 @@ class Scratch:
     """``pages`` scratch pages of each group, long enough for any layout; memory is taken on first use."""
 
     def __init__(self, spec: CacheSpec) -> None:
+        self._records = tuple(record_placements(group) for group in spec.groups)
         self._strides = tuple(
-            max(placement.nbytes for placement in record_placements(group).values()) for group in spec.groups
+            max(placement.nbytes for placement in placements.values()) for placements in self._records
         )
         self.pages = max(1, min(SCRATCH_PAGES_MAX, SCRATCH_NBYTES // sum(self._strides)))
         self._memory: dict[int, Bytes] = {}
+        self._surfaces: dict[tuple[int, str], Surface] = {}
 
     def memory(self, group: int) -> Bytes:
         """All scratch pages of a group: page-aligned bytes."""
@@ -47,3 +51,12 @@ class Scratch:
         """One scratch page of a group."""
         stride = self._strides[group]
         return self.memory(group)[number * stride : (number + 1) * stride]
+
+    def surface(self, group: int, layout: str) -> Surface:
+        """All scratch pages of a group, as records of one layout: many pages are converted in one call."""
+        if (group, layout) not in self._surfaces:
+            record, stride = self._records[group][layout], self._strides[group]
+            planes = tuple(replace(plane, slot_stride=stride) for plane in record.planes)
+            placement = Placement(planes, self.pages, self.pages * stride)
+            self._surfaces[group, layout] = surface_of(placement, self.memory(group))
+        return self._surfaces[group, layout]

@@ -17,13 +17,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from hicache.data.lanes import Lane, Rank
 from hicache.data.moves import Answer, DataPlane, Moves, keys_of
 from hicache.data.scratch import Scratch
-from hicache.data.store.base import Touch
+from hicache.data.store.base import Store, Touch
 from hicache.errors import InvariantError
 from hicache.keys import PageKey, RecordKey
 from hicache.records import TOUCHES_ENDPOINT, Batch, Done, Job, JobKind, Reason
@@ -85,6 +85,10 @@ class Counters:
     touches_dropped: int = 0
 
 
+def _touchable(store: object) -> Touch | None:
+    return store if isinstance(store, Touch) else None
+
+
 class Worker:
     """Runs Jobs of one shard. ``submit`` and ``poll`` never block; any thread may call, one at a time.
 
@@ -96,8 +100,7 @@ class Worker:
         self._clock = clock
         self._writes_max = positive("writes_max", writes_max)
         self._moves = Moves(data)
-        store: object = data.store
-        self._touchable = store if isinstance(store, Touch) else None
+        self._touchable = _touchable(data.store)
         self._lanes = {name: Lane(name) for name in ("copy", "read", "write")}
         self._scratch = {name: Scratch(data.spec) for name in self._lanes}
         self._changed = threading.Condition()  # guards all below; notified when a Done is there
@@ -112,6 +115,12 @@ class Worker:
         self._closed = False
 
     # -- the caller's side
+
+    def replace_store(self, store: Store | None) -> None:
+        """Jobs that start from now on work with another store, or with none; those that run keep theirs."""
+        data = replace(self._data, store=store)
+        with self._changed:
+            self._data, self._moves, self._touchable = data, Moves(data), _touchable(store)
 
     def submit(self, batch: Batch) -> None:
         """Take Jobs. Never blocks: what cannot be taken is answered with a Done that says so."""

@@ -154,7 +154,9 @@ def joined_cache(model: Any, pieces: Sequence[list[tuple[Any, Any]]]) -> Any:
     """Transformers' own ``DynamicCache`` for ``model``, holding these pieces one behind the other."""
     cache = transformers.DynamicCache(config=model.config)
     with torch.inference_mode():
-        for number, layer in enumerate(zip(*pieces, strict=True)):  # one update a layer: each copies what is there
+        for number, layer in enumerate(
+            zip(*pieces, strict=True)
+        ):  # one update a layer: each copies what is there
             cache.update(torch.cat([k for k, _ in layer], -2), torch.cat([v for _, v in layer], -2), number)
     return cache
 

@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from hicache.capability import ABILITIES, Capabilities
-from hicache.catalog import PLATFORMS, detect, engines, stores
-from hicache.choose import choose
 from hicache.cli.doctor import machine, trial
 from hicache.cli.doctor.machine import Finding
-from hicache.compatibility import ATTENTIONS
 from hicache.data.platform import cuda, rocm
 from hicache.errors import ConfigError
-from hicache.request import one_of
+from hicache.resolve.catalog import PLATFORMS, detect, engines, stores
+from hicache.resolve.choose import choose
+from hicache.resolve.compatibility import ATTENTIONS
+from hicache.resolve.request import one_of
 from hicache.settings import Reading, SegmentStoreSettings, read
 from hicache.tables import as_table
 

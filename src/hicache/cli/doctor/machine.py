@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hicache.data.copy.host import ORIGINAL_CPUS, HostEngine
 from hicache.data.platform.memory import MemoryProbe
-from hicache.sizing import Budget, Snapshot
+from hicache.resolve.sizing import Budget, Snapshot
 
 PROBE_NBYTES = 16 << 20
 BLOCK_NBYTES = 1 << 20

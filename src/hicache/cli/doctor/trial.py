@@ -13,9 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from hicache.cache import close_quietly, make_store
-from hicache.catalog import make_engine
 from hicache.cli.doctor.machine import Finding, existing
-from hicache.compatibility import attention
 from hicache.data.copy.base import Bytes
 from hicache.data.moves import DataPlane
 from hicache.data.platform.cpu import CpuPlatform
@@ -25,6 +23,8 @@ from hicache.errors import HiCacheError
 from hicache.layout import LAYOUTS
 from hicache.records import Where
 from hicache.resolve import Chosen
+from hicache.resolve.catalog import make_engine
+from hicache.resolve.compatibility import attention
 from hicache.selftest import Report, self_test
 from hicache.settings import SegmentStoreSettings, Settings
 from hicache.spec import CacheSpec

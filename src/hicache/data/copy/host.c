@@ -22,9 +22,6 @@
 #ifndef LEAD
 #define LEAD 4096 /* bytes between a prefetch and the copy that needs it: a few memory latencies */
 #endif
-#ifndef UNIT
-#define UNIT (256 << 10) /* bytes of one unit of work: long against the counter, short against a late helper */
-#endif
 
 enum { SOURCE, TARGET, AXES = 5, LINE = 64, BATCH = 128, HELPERS_MAX = 15 };
 
@@ -173,11 +170,11 @@ static void straighten(struct nest *n, struct axis *a) {
 
 /* Take the loops whose step equals the run on both sides into the run. What is taken, or has one step, gets count 0.
  * A run is kept shorter than a unit, but for the bytes of one item. */
-static void merge(struct nest *n, struct axis *all) {
+static void merge(struct nest *n, struct axis *all, int64_t unit) {
     for (int i = 0; i < AXES; i++) {
         struct axis *a = &all[i];
         int follows = a->step[SOURCE] == n->run && a->step[TARGET] == n->run;
-        int fits = n->run == 1 || n->run * a->count <= UNIT;
+        int fits = n->run == 1 || n->run * a->count <= unit;
         if (a->index[SOURCE] || !a->count || !(a->count == 1 || (follows && fits)))
             continue;
         n->run *= a->count;
@@ -187,7 +184,7 @@ static void merge(struct nest *n, struct axis *all) {
 }
 
 /* Put the loops that are left in the order of the source, and say how the nest is cut. all[0] walks the slots. */
-static void arrange(struct nest *n, const struct axis *all, int64_t *units) {
+static void arrange(struct nest *n, const struct axis *all, int64_t unit, int64_t *units) {
     int64_t distances[AXES], slots = 1, page = n->run;
     n->slots = n->split = -1;
     for (int i = 0; i < AXES; i++) {
@@ -208,11 +205,11 @@ static void arrange(struct nest *n, const struct axis *all, int64_t *units) {
         else
             page *= all[i].count;
     }
-    n->slots_a_unit = page >= UNIT ? 1 : UNIT / page < slots ? UNIT / page : slots;
+    n->slots_a_unit = page >= unit ? 1 : unit / page < slots ? unit / page : slots;
     n->splits = n->steps_a_unit = 1;
-    if (page > UNIT && n->depth > (n->slots >= 0)) {
+    if (page > unit && n->depth > (n->slots >= 0)) {
         n->split = n->slots == 0;
-        int64_t steps = n->axes[n->split].count, parts = (page + UNIT - 1) / UNIT;
+        int64_t steps = n->axes[n->split].count, parts = (page + unit - 1) / unit;
         n->steps_a_unit = parts < steps ? (steps + parts - 1) / parts : 1;
         n->splits = (steps + n->steps_a_unit - 1) / n->steps_a_unit;
     }
@@ -362,16 +359,16 @@ static int alike(const int64_t *rows, int64_t a, int64_t b) {
     return !memcmp(rows + 4 * a, rows + 4 * b, 4 * sizeof *rows);
 }
 
-/* Copy `pages` pages of `views` views; shapes[view] is (plane, tokens, heads, bytes). A call of fewer bytes than
- * `small` stays on its own thread and in the cache. Gives 0, or -1 without memory. */
+/* Copy `pages` pages of `views` views; shapes[view] is (plane, tokens, heads, bytes). A thread takes about `unit`
+ * bytes at once; without it (0) the call is a small one, and stays on its own thread and in the cache. Gives 0, or
+ * -1 without memory. */
 int hicache_copy(struct pool *p, const struct side *source, const struct side *target, const int64_t *shapes,
-                 int64_t views, int64_t pages, int64_t small) {
+                 int64_t views, int64_t pages, int64_t unit) {
     if (views <= 0 || pages <= 0)
         return 0;
-    struct job job = {.nests = calloc((size_t)views, sizeof *job.nests)};
+    struct job job = {.nests = calloc((size_t)views, sizeof *job.nests), .copy = unit ? STREAMING() : copy_cached};
     if (!job.nests)
         return -1;
-    int64_t nbytes = 0;
     for (int64_t first = 0, end = 0; first < views; first = end) {
         while (++end < views && alike(shapes, first, end) && alike(source->strides, first, end)
                && alike(target->strides, first, end)) {}
@@ -384,15 +381,13 @@ int hicache_copy(struct pool *p, const struct side *source, const struct side *t
         n->run = 1;
         straighten(n, &all[0]);
         straighten(n, &all[1]);
-        merge(n, all);
-        arrange(n, all, &job.units);
-        nbytes += pages * (end - first) * shape[1] * shape[2] * shape[3];
+        merge(n, all, unit ? unit : INT64_MAX / 2);
+        arrange(n, all, unit ? unit : INT64_MAX / 2, &job.units);
     }
-    job.copy = nbytes < small ? copy_cached : STREAMING();
-    if (nbytes < small || job.units < 2)
-        work_on(&job);
-    else
+    if (unit && job.units > 1)
         share(p, &job);
+    else
+        work_on(&job);
     free(job.nests);
     return 0;
 }

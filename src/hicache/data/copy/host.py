@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hicache.capability import Capabilities, Direction, layout_refuses
+from hicache.capability import Capabilities, Direction, EngineDeclaration, Kernel, Place, layout_refuses
 from hicache.data.copy import native
 from hicache.data.copy.base import Addresses, CopyEngine, Rows, Surface, Ticket
 from hicache.data.copy.reference import Finished, check, checked_layers, checked_slots
@@ -27,11 +27,30 @@ from hicache.errors import CapacityError, UnavailableError
 from hicache.layout import Layout
 from hicache.spec import CacheSpec
 
+_GATHER = Kernel("gather and scatter on threads", Place.HOST, Place.HOST)
+
+DECLARATION = EngineDeclaration(
+    name="host",
+    io="kernel",
+    platforms=frozenset({"cpu"}),
+    factory="hicache.data.copy.host:host_engine",
+    load=_GATHER,
+    save=_GATHER,
+    rank=1,
+)
+"""What ``kernel`` is on a CPU: native, or numpy's where no library can be had."""
+
 THREADS_MAX = 4
 """Threads of one copy, its caller's included: a few saturate the memory, the others belong to the engine."""
 
 SMALL_NBYTES = 512 << 10
 """Bytes of a call below which waking a helper, or passing by the cache, does not pay."""
+
+UNIT_NBYTES_MAX = 1 << 20
+"""Bytes that a thread takes at once: several pages, so that reads stay together where layers lie apart."""
+
+UNITS_MIN = 16
+"""Units of a call that is no small one, so that its threads end together."""
 
 
 def _process_cpus() -> frozenset[int]:
@@ -81,9 +100,9 @@ class Library:
     def copy(self, source: _Side, target: _Side, shapes: Rows, pages: int) -> None:
         """Copy all views of ``shapes``; every byte is in place when this returns."""
         pool = self._pool if self._pool is not None else self._start()
-        failed = self._c.hicache_copy(
-            pool, source, target, shapes.ctypes.data, len(shapes), pages, SMALL_NBYTES
-        )
+        nbytes = pages * int(shapes[:, 1:].prod(axis=1).sum())
+        unit = 0 if nbytes < SMALL_NBYTES else max(1, min(UNIT_NBYTES_MAX, nbytes // UNITS_MIN))
+        failed = self._c.hicache_copy(pool, source, target, shapes.ctypes.data, len(shapes), pages, unit)
         if failed:
             raise CapacityError("no memory for the description of a copy", views=len(shapes))
 
@@ -177,6 +196,9 @@ class HostEngine:
         ours, theirs = source.addresses(), target.addresses()
         if len(sources) != len(targets) or not _plainly_right(ours, theirs, targets):
             check(source, sources, target, targets)
+        if len(sources) > 1:  # reads that follow each other in memory are worth more than writes that do
+            order = np.argsort(sources, kind="stable")
+            sources, targets = sources[order], targets[order]
         chosen = None if layers is None else np.flatnonzero(np.isin(ours.layers, list(wanted)))
         from_side, kept = _side(ours, chosen, sources)
         to_side, also_kept = _side(theirs, chosen, targets)

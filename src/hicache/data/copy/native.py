@@ -86,7 +86,7 @@ def _private(folder: Path) -> None:
 
 def library() -> Path:
     """The library, built now where it has to be; NotNativeError when it cannot be had."""
-    name = library_name()
+    name = library_name(SOURCE)
     packaged = SOURCE.with_name(name)
     if packaged.exists():
         return packaged
@@ -99,7 +99,7 @@ def library() -> Path:
         with (folder / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # several processes start at once: one compiles, the others wait
             if not cached.exists():
-                build(cached)
+                build(cached, SOURCE)
         return cached
     except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
         raise NotNativeError(f"no place to build the native copy engine in: {error}") from error

@@ -23,7 +23,7 @@ DECLARATION = EngineDeclaration(
     load=_ASSIGNMENT,
     save=_ASSIGNMENT,
 )
-"""What ``kernel`` is on a CPU where nothing faster is there."""
+"""Declared for completeness: ``kernel`` on a CPU is the host engine, which ranks higher."""
 
 Slots = npt.NDArray[np.intp]
 

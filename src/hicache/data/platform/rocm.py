@@ -34,3 +34,15 @@ def detect() -> Capabilities:
     except RuntimeError as error:
         found = found.without((PINNING,), f"is refused: {str(error).splitlines()[0]}")
     return found
+
+
+def drivers() -> dict[str, str]:
+    """What stands between us and the device, by version; empty where there is none."""
+    try:
+        import torch
+    except ImportError:
+        return {}
+    if not torch.version.hip or not torch.cuda.is_available():
+        return {}
+    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return {"torch": str(torch.__version__), "hip": str(torch.version.hip), "devices": ", ".join(names)}

@@ -9,7 +9,7 @@ a disk sector. The byte table is in ``docs/format.md``. Pure functions over byte
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import xxhash
@@ -27,7 +27,24 @@ CORE_NBYTES = 512
 NO_PARENT = bytes(40)
 """The parent key of a record that starts a chain."""
 
-LAYOUT_NAMES = {layout.code: layout.name for layout in LAYOUTS.values()}
+
+class _Names(Mapping[int, str]):
+    """Names of layouts by code, looked up when asked: another package may have brought one along since."""
+
+    def __getitem__(self, code: int) -> str:
+        return next(layout.name for layout in LAYOUTS.values() if layout.code == code)
+
+    def __contains__(self, code: object) -> bool:
+        return any(layout.code == code for layout in LAYOUTS.values())
+
+    def __iter__(self) -> Iterator[int]:
+        return (layout.code for layout in LAYOUTS.values())
+
+    def __len__(self) -> int:
+        return len(LAYOUTS)
+
+
+LAYOUT_NAMES: Mapping[int, str] = _Names()
 
 _CORE = struct.Struct("<8sHBBIQQ32s40s40s32s")
 _SUM = struct.Struct("<Q")

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from hicache.aliases import NAMES, OPTIONS, VALUES
 from hicache.capability import ABILITIES, PINNING, SAME_ADDRESS, STAGED, TRITON, Capabilities, Declarations
-from hicache.catalog import declarations, simulate
 from hicache.errors import ConfigError
 from hicache.layout import LAYOUTS
-from hicache.relaxation import COSTS
-from hicache.request import DEFAULTS, Request, known_values
 from hicache.resolve import Resolution, resolve
+from hicache.resolve.aliases import NAMES, OPTIONS, VALUES
+from hicache.resolve.catalog import declarations, simulate
+from hicache.resolve.relaxation import COSTS
+from hicache.resolve.request import DEFAULTS, Request, known_values
 from hicache.spec import CacheSpec, Group, Plane
 
 PAGE_TOKENS = 64
 LAYERS = 32
 
 
-def attention(name: str, *, page_tokens: int = PAGE_TOKENS, layers: int = LAYERS, shards: int = 1) -> CacheSpec:
+def attention(
+    name: str, *, page_tokens: int = PAGE_TOKENS, layers: int = LAYERS, shards: int = 1
+) -> CacheSpec:
     """An example of each kind of attention."""
     rows = {
         "mha": (Plane("k", layers, page_tokens, 8, 256), Plane("v", layers, page_tokens, 8, 256)),
@@ -74,28 +76,27 @@ def pairs_table(spec: CacheSpec, store: str | None) -> str:
     known = known_values(declarations(MACHINES["CPU"]))
     asked: list[tuple[str | None, str | None]] = [(None, None)]
     asked += [(layout, io) for layout in known["layout"] for io in reversed(known["io"])]
-    rows = []
+    columns: dict[tuple[str, ...], list[str]] = {}  # machines with the same outcomes stand together
     for name, machine in MACHINES.items():
-        if machine.refused:
-            continue
-        there = declarations(machine)
-        cells = [
-            _outcome(resolve(Request(spec, layout=layout, io=io, store=store), there), layout, io)
-            for layout, io in asked
-        ]
-        rows.append([name, *cells])
-    head = ["", *("nothing" if layout is None else f"`{layout}` + `{io}`" for layout, io in asked)]
-    # machines across, wishes down: wishes are the longer list of words, machines of names
-    return table([head[0] or "asked for", *(row[0] for row in rows)], [
-        [head[i], *(row[i] for row in rows)] for i in range(1, len(head))
-    ])
+        if not machine.refused:
+            there = declarations(machine)
+            cells = tuple(
+                _outcome(resolve(Request(spec, layout=layout, io=io, store=store), there), layout, io)
+                for layout, io in asked
+            )
+            columns.setdefault(cells, []).append(name)
+    wishes = ["nothing" if layout is None else f"`{layout}` + `{io}`" for layout, io in asked]
+    rows = [[wish, *(cells[number] for cells in columns)] for number, wish in enumerate(wishes)]
+    return table(["asked for", *("; ".join(names) for names in columns.values())], rows)
 
 
 def abilities_table() -> str:
     """What each platform declares."""
     rows = []
     for ability, meaning in ABILITIES.items():
-        cells = ["yes" if ability in machine.abilities else f"no: {machine.lacks(ability)}" for machine in _plain()]
+        cells = [
+            "yes" if ability in machine.abilities else f"no: {machine.lacks(ability)}" for machine in _plain()
+        ]
         rows.append([f"`{ability}`", meaning, *cells])
     return table(["ability", "meaning", *(machine.platform for machine in _plain())], rows)
 
@@ -111,12 +112,28 @@ def engines_table(there: Declarations) -> str:
         kernels = {"load": engine.load, "save": engine.save, "save page-major": engine.save_pages}
         for way, kernel in kernels.items():
             if kernel is not None:
-                rows.append([
-                    f"`{engine.name}`", f"`{engine.io}`", ", ".join(sorted(engine.platforms)), way, kernel.name,
-                    kernel.source_index.value, kernel.target_index.value,
-                    ", ".join(f"`{need}`" for need in kernel.needs) or "nothing",
-                ])
-    head = ["engine", "I/O back end", "platforms", "way", "kernel", "source slots on", "target slots on", "needs"]
+                rows.append(
+                    [
+                        f"`{engine.name}`",
+                        f"`{engine.io}`",
+                        ", ".join(sorted(engine.platforms)),
+                        way,
+                        kernel.name,
+                        kernel.source_index.value,
+                        kernel.target_index.value,
+                        ", ".join(f"`{need}`" for need in kernel.needs) or "nothing",
+                    ]
+                )
+    head = [
+        "engine",
+        "I/O back end",
+        "platforms",
+        "way",
+        "kernel",
+        "source slots on",
+        "target slots on",
+        "needs",
+    ]
     return table(head, rows)
 
 
@@ -139,13 +156,23 @@ def aliases_table() -> str:
     for name, meaning in OPTIONS.items():
         names = [f"`{other}`" for other, ours in NAMES.items() if ours == name]
         values = [f"`{other}` = `{ours}`" for other, ours in VALUES.get(name, {}).items()]
-        rows.append([f"`{name}`", meaning, f"`{DEFAULTS[name]}`" if name in DEFAULTS else "", ", ".join(names), ", ".join(values)])
+        rows.append(
+            [
+                f"`{name}`",
+                meaning,
+                f"`{DEFAULTS[name]}`" if name in DEFAULTS else "",
+                ", ".join(names),
+                ", ".join(values),
+            ]
+        )
     return table(["option", "meaning", "default", "also called", "values also called"], rows)
 
 
 def costs_table() -> str:
     """What a departure costs."""
-    return table(["departure", "cost", "why"], [[name, str(cost), why] for name, (cost, why) in COSTS.items()])
+    return table(
+        ["departure", "cost", "why"], [[name, str(cost), why] for name, (cost, why) in COSTS.items()]
+    )
 
 
 def layouts_table() -> str:
@@ -162,3 +189,42 @@ def refused_table() -> str:
         ["platform", "refused because"],
         [[f"`{m.platform}`", m.refused or ""] for m in MACHINES.values() if m.refused],
     )
+
+
+def story() -> str:
+    """The example of the page: how a pair that works nowhere could be chosen, and what is chosen instead."""
+    there = declarations(MACHINES["ROCm without staged write-back"])
+    spec = attention("mha")
+    lines = []
+    for store in (None, "mooncake"):
+        found = resolve(Request(spec, layout="page_first", io="kernel", store=store), there)
+        lines.append(f"asked: page_first + kernel, store {store or 'none'}")
+        lines += [f"  {step}" for step in found.steps]
+        chosen = found.require()
+        lines.append(f"  -> {chosen.layout} + {chosen.io}")
+    return "\n".join(lines)
+
+
+def page(template: str) -> str:
+    """The page, its template's places filled."""
+    there = declarations(MACHINES["CUDA"])
+    mha, mla = attention("mha"), attention("mla")
+    parts = {
+        "pairs": pairs_table(mha, None),
+        "pairs with whole pages": pairs_table(mha, "mooncake"),
+        "pairs of one head": pairs_table(mla, None),
+        "layouts": layouts_table(),
+        "abilities": abilities_table(),
+        "engines": engines_table(there),
+        "stores": stores_table(there),
+        "costs": costs_table(),
+        "aliases": aliases_table(),
+        "refused": refused_table(),
+        "story": f"```text\n{story()}\n```",
+    }
+    for name, text in parts.items():
+        place = "{{ " + name + " }}"
+        if place not in template:
+            raise ConfigError("the template of the page has no place for a part", part=name)
+        template = template.replace(place, text)
+    return template

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 
 from hicache.errors import ConfigError
 from hicache.tables import nearest, parse_bytes
@@ -31,7 +32,6 @@ OPTIONS: Mapping[str, str] = {
 
 NAMES: Mapping[str, str] = {
     "write_policy": "into_host",
-    "storage": "store",
     "page_size": "page_tokens",
     "hicache_mem_layout": "layout",
     "hicache_io_backend": "io",
@@ -99,9 +99,53 @@ def canonical(options: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, (_, value) in found.items()}
 
 
+def is_alias(name: object) -> bool:
+    """True for another system's name of an option."""
+    spelt = _spelt(name)
+    return spelt == SWITCH or (spelt in NAMES and spelt not in OPTIONS)
+
+
 def _spelt(said: object) -> str:
     """A name or a flag as a name."""
     return said.strip().lstrip("-").replace("-", "_") if isinstance(said, str) else repr(said)
+
+
+_KEYS = {
+    "store": "store.type",
+    "host_bytes": "host.bytes",
+    "host_ratio": "host.ratio",
+    "host_fraction": "host.fraction",
+    "host_mode": "host.mode",
+}
+"""Where an option lies in the settings, where that is not under its own name."""
+
+
+def into_tables(table: Mapping[str, object]) -> dict[str, object]:
+    """Settings with other systems' options under the keys of our tables; everything else is left as it is."""
+    theirs = {name: value for name, value in table.items() if is_alias(name)}
+    rows: dict[str, object] = {name: value for name, value in table.items() if name not in theirs}
+    for option, meant in canonical(theirs).items():
+        off = (option, meant) == ("store", "none")
+        key, value = ("store", "off") if off else (_KEYS.get(option, option), meant)
+        head, dot, inner = key.partition(".")
+        if key in rows or (not dot and head in rows):
+            raise ConfigError("an option is given twice", key=key, value=repr(value), also=repr(rows[key]))
+        if not dot:
+            rows[head] = _numbered(option, value)
+            continue
+        below = rows.get(head, {})
+        if not isinstance(below, Mapping) or inner in below:
+            raise ConfigError("an option is given twice", key=key, value=repr(value), also=repr(below))
+        rows[head] = {**below, inner: _numbered(option, value)}
+    return rows
+
+
+def _numbered(option: str, value: object) -> object:
+    """A number that was pasted as text, as a number."""
+    if isinstance(value, str) and option in ("host_ratio", "host_fraction", "page_tokens"):
+        with suppress(ValueError):
+            return int(value) if option == "page_tokens" else float(value)
+    return value
 
 
 def from_flags(line: str) -> dict[str, object]:

@@ -6,7 +6,7 @@
 Total: every request is resolved or refused. Idempotent: what was chosen, asked for, is chosen. Order-free: the
 order of the declarations means nothing. Derived: every pair of layout and I/O back end is put to every piece;
 those that a piece refuses are dropped, and of the others the one is taken that departs least from what was asked
-(see :mod:`hicache.relaxation`). There is no rule here about any platform, layout, back end or store.
+(see :mod:`hicache.resolve.relaxation`). There is no rule here about any platform, layout, back end or store.
 
 Start, attaching a store at run time, the commands and the documentation all ask this one function.
 """
@@ -27,13 +27,17 @@ from hicache.capability import (
 )
 from hicache.errors import ConfigError
 from hicache.layout import Layout, place, undefined
-from hicache.relaxation import io_cost, layout_cost
-from hicache.request import DEFAULTS, NONE, Request, known_values, one_of
-from hicache.sizing import Budget, Facts, HostSize, Sized, size
+from hicache.resolve.relaxation import io_cost, layout_cost
+from hicache.resolve.request import DEFAULTS, NONE, Request, known_values, one_of
+from hicache.resolve.sizing import Budget, Facts, HostSize, Sized, size
 from hicache.spec import Group
 
 Cost = tuple[int, int]
-"""What a candidate costs in departures from wishes, then from defaults."""
+"""Whether a candidate departs from any wish (1) or from none (0); then what all it departs from costs.
+
+A default that nobody asked for counts as much as a wish in the sum, so that asking for it changes nothing; but no
+wish is given up for a default's sake where all of them can be had.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,8 +271,8 @@ def _candidates(
             if live not in ("", f"{layout.name}+{io}"):
                 refusals.append(f"the cache runs: its memory is laid out for {live}")
             costs = {"layout": layout_cost(asked, layout), "io": io_cost(request.wish("io"), io)}
-            wished = sum(cost for field, cost in costs.items() if getattr(request, field) is not None)
-            cost = (wished, sum(costs.values()) - wished)
+            wished = any(cost for field, cost in costs.items() if getattr(request, field) is not None)
+            cost = (int(wished), sum(costs.values()))
             rows.append(Candidate(layout.name, io, engine.name if engine else None, tuple(refusals), cost))
     return tuple(rows)
 

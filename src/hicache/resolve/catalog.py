@@ -24,7 +24,7 @@ from hicache.capability import (
     EngineDeclaration,
     StoreDeclaration,
 )
-from hicache.data.copy import direct, kernel, reference
+from hicache.data.copy import direct, host, kernel, reference
 from hicache.data.copy.base import CopyEngine
 from hicache.data.platform import cpu, cuda, npu, rocm, xpu
 from hicache.data.store import declared, mooncake
@@ -43,6 +43,7 @@ ENGINES = (
     kernel.DECLARATION,
     direct.RUNTIME_DECLARATION,
     direct.DECLARATION,
+    host.DECLARATION,
     reference.DECLARATION,
 )
 STORES = (declared.MEMORY, declared.SEGMENT, mooncake.DECLARATION)

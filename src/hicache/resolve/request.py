@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 
-from hicache.aliases import canonical
 from hicache.capability import Declarations, Shards
 from hicache.errors import ConfigError
-from hicache.sizing import HostSize, fraction, ratio
+from hicache.resolve.aliases import canonical
+from hicache.resolve.sizing import HostSize, fraction, ratio
 from hicache.spec import CacheSpec
 from hicache.tables import nearest, parse_bytes
 

@@ -67,6 +67,14 @@ def agree_slots(exchange: Exchange, slots: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Peers:
+    """The ranks that share this machine, ourselves included: all of them size their host tiers together."""
+
+    ranks: int = 1
+    exchange: Exchange = alone
+
+
+@dataclass(frozen=True, slots=True)
 class Budget:
     """What one of ``ranks`` co-located ranks may take of a snapshot, ``reserve`` bytes being left alone."""
 

@@ -1,0 +1,170 @@
+"""``hicache resolve`` and ``hicache doctor`` as a user and a program meet them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hicache.cli import main
+from hicache.errors import ConfigError
+from hicache.resolve.compatibility import page
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("HICACHE_CONFIG", raising=False)
+
+
+def resolve(capsys, *arguments):
+    status = main(["resolve", *arguments, "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    "arguments,layout,io",
+    [
+        (["--platform", "cuda"], "page_first", "kernel"),
+        (["--platform", "cpu", "--layout", "page_head", "--io", "direct"], "page_head", "direct"),
+        (["--platform", "rocm", "--without", "staged-writeback", "--layout", "page_first"], "layer_first", "kernel"),
+        (["--platform", "rocm", "--without", "triton,pinning"], "page_first_direct", "direct"),
+        (
+            ["--platform", "rocm", "--without", "staged-writeback", "--hicache-mem-layout", "layer_first",
+             "--hicache-io-backend", "kernel", "--hicache-storage-backend", "mooncake", "--hicache-ratio", "2",
+             "--device-bytes", "1GiB", "--hicache-write-policy", "write_through_selective"],
+            "page_first_direct", "direct",
+        ),
+    ],
+)  # fmt: skip
+def test_json_says_what_was_asked_chosen_and_why(capsys, arguments, layout, io):
+    status, found = resolve(capsys, *arguments)
+    assert status == 0
+    assert (found["chosen"]["layout"], found["chosen"]["io"]) == (layout, io)
+    assert set(found["requested"]) >= {"layout", "io", "store", "into_host", "strict"}
+    for step in found["steps"]:
+        assert set(step) >= {"field", "from", "to", "reason"}
+    asked = found["requested"]
+    assert asked["layout"] is None or "--layout" in arguments or "--hicache-mem-layout" in arguments
+    assert {(c["layout"], c["io"]) for c in found["candidates"]} >= {(layout, io)}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--platform", "npu"],
+        ["--platform", "cuda", "--layout", "page_first", "--io", "direct", "--strict"],
+        ["--platform", "cuda", "--host-mode", "staging"],
+        ["--platform", "cuda", "--write-policy", "back", "--engine-evicts"],
+    ],
+)
+def test_what_is_refused_ends_with_2_and_reasons(capsys, arguments):
+    status, found = resolve(capsys, *arguments)
+    assert (status, found["chosen"]) == (2, None)
+    assert found["refusals"]
+
+
+@pytest.mark.parametrize(
+    "arguments,nearest",
+    [
+        (["--layout", "pagefirst"], "page_first"),
+        (["--platform", "cdua"], "cuda"),
+        (["--platform", "cuda", "--without", "tritn"], "triton"),
+        (["--attention", "mla2"], "mla"),
+        (["--store", "monncake"], "mooncake"),
+        (["--write-policy", "thru"], "through"),
+    ],
+)
+def test_a_word_that_nobody_knows_ends_with_2_and_the_nearest(capsys, arguments, nearest):
+    assert main(["resolve", *arguments]) == 2
+    assert f"nearest={nearest}" in capsys.readouterr().err
+
+
+def test_a_person_sees_outcome_reasons_and_candidates(capsys):
+    assert (
+        main(["resolve", "--platform", "rocm", "--without", "staged-writeback", "--layout", "page_first"])
+        == 0
+    )
+    said = capsys.readouterr().out
+    for part in (
+        "layer_first",
+        "warning: layout page_first -> layer_first",
+        "needs staged-writeback",
+        "candidates",
+    ):
+        assert part in said
+    assert main(["resolve", "--platform", "cuda", "--attention", "mla", "--layout", "page_head"]) == 0
+    assert "page_head equals page_first" in capsys.readouterr().out
+
+
+# -- doctor
+
+
+def test_the_doctor_shows_everything_and_a_verdict(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("HICACHE_STORE_TYPE", "segment")
+    monkeypatch.setenv("HICACHE_STORE_PATH", str(tmp_path / "kv"))
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["platforms"]["cpu"]["state"] == "here"
+    assert found["settings"]["store.path"] == {"value": str(tmp_path / "kv"), "origin": "environment"}
+    assert found["settings"]["page_tokens"]["origin"] == "default"
+    assert found["memory"]["budget_bytes"] > 0
+    assert found["disk"]["writable"]
+    assert found["disk"]["write_and_fsync_bytes_per_s"] > 0
+    assert {"device -> host", "host -> device", "host -> store", "store -> host"} == set(
+        found["trial"]["bytes_per_s"]
+    )
+    assert found["trial"]["self_test"]["failure"] is None
+    assert found["trial"]["self_test"]["store_failure"] is None
+    assert found["verdict"]["level"] in ("ok", "slow")
+    assert not (tmp_path / "kv").exists(), "nothing is left behind"
+    assert not list(tmp_path.glob(".hicache-doctor-*"))
+
+
+def test_the_doctor_says_what_to_change(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("HICACHE_LAYOUT", "page_frist")
+    assert main(["doctor"]) == 2
+    said = capsys.readouterr().out
+    assert "the settings are refused" in said
+    assert "nearest that works: page_first" in said
+    monkeypatch.setenv("HICACHE_LAYOUT", "page_first")
+    monkeypatch.setenv("HICACHE_HOST_BYTES", "900TiB")
+    assert main(["doctor"]) == 2
+    assert "989560464998400" in capsys.readouterr().out
+    monkeypatch.delenv("HICACHE_HOST_BYTES")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HICACHE_STORE_TYPE", "segment")
+    monkeypatch.setenv("HICACHE_STORE_PATH", "/proc/nowhere")
+    assert main(["doctor"]) == 1
+    assert "give store.path a directory that you own" in capsys.readouterr().out
+
+
+def test_the_doctor_finds_a_wrong_byte(capsys, monkeypatch):
+    from hicache.data.copy.host import HostEngine
+
+    submit = HostEngine.submit
+
+    def wrong(self, source, source_slots, target, target_slots, *, layers=None):
+        ticket = submit(self, source, source_slots, target, target_slots, layers=layers)
+        target.views[-1][-1][target_slots[-1], 0, 0, 0] ^= 1
+        return ticket
+
+    if HostEngine.available() is not None:
+        pytest.skip("no native engine here")
+    monkeypatch.setattr(HostEngine, "submit", wrong)
+    assert main(["doctor"]) == 1
+    assert "leg=device -> host plane=kv/v" in capsys.readouterr().out
+
+
+# -- the page
+
+
+def test_the_compatibility_page_is_what_the_declarations_give():
+    template = (DOCS / "compatibility.in.md").read_text(encoding="utf-8")
+    written = (DOCS / "compatibility.md").read_text(encoding="utf-8")
+    assert page(template) == written, "stale: run tools/compatibility.py"
+    with pytest.raises(ConfigError, match="no place for a part"):
+        page(template.replace("{{ costs }}", ""))
