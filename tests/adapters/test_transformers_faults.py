@@ -32,7 +32,7 @@ def test_a_damaged_record_shortens_the_prefix_and_says_why(tiny):
         assert cached.cache.data.store.damage(RecordKey(keys[1]), at=600)
         result = work(cached, [A])[0]
         assert result.sources == {"device": 0, "host": 0, "store": PAGE, "computed": len(A) - PAGE}
-        assert result.reasons == {"tail": 2, "upstream": 2 * PAGE}
+        assert result.reasons == {"tail": 2, "corrupt": 2 * PAGE}
         assert cached.cache.controller.stats.bad[Reason.CORRUPT] == 1
         assert work(cached, [A])[0].hit_tokens == LOADABLE
     assert complaints(tiny, recorder) == []
@@ -71,7 +71,7 @@ def test_a_store_that_raises_is_a_miss(tiny):
         cached.cache.controller.evict(Where.HOST, 16)
         cached.cache.data.store.read = broken
         result = work(cached, [A])[0]
-        assert result.reasons == {"tail": 2, "upstream": LOADABLE}
+        assert result.reasons == {"tail": 2, "failed": LOADABLE}
     assert complaints(tiny, recorder) == []
 
 
