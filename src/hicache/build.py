@@ -141,6 +141,9 @@ def _control(settings: Settings, chosen: Chosen, sizes: dict[Where, int]) -> Con
         into_host=WritePolicy(chosen.into_host),
         into_store=WritePolicy(chosen.into_store),
         fetch_at=settings.fetch_at,
+        fetch_pages_min=-(-settings.prefetch_min_tokens // settings.page_tokens),
+        fetch_pages_max=settings.prefetch_max_tokens // settings.page_tokens,
+        fetch_wait_s=settings.deadlines.prefetch_s,
         deadlines=limits,
     )
 

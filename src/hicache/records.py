@@ -221,5 +221,7 @@ class Stats:
     not_stored: int = 0
     evicted: dict[Where, int] = field(default_factory=lambda: dict.fromkeys(Where, 0))
     dropped: dict[Where, int] = field(default_factory=lambda: dict.fromkeys(Where, 0))
+    deferred: int = 0  # prefetches that had to wait for their turn
+    expired: int = 0  # prefetches that waited too long
     withdrawn_jobs: int = 0
     stuck_jobs: int = 0

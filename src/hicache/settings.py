@@ -158,10 +158,12 @@ StoreSettings: TypeAlias = MemoryStoreSettings | SegmentStoreSettings | OtherSto
 class Deadlines(Table, frozen=True, kw_only=True):
     """Seconds after which a step is given up; a prompt is computed instead, so the engine never waits longer.
 
-    close_s: how long closing may wait for pages that are still on their way down.
+    prefetch_s: how long a prefetch may wait for its turn. close_s: how long closing may wait for pages that are
+    still on their way down.
     """
 
     lookup_s: float = 1.0
+    prefetch_s: float = 10.0
     fetch_s: float = 5.0
     write_s: float = 60.0
     close_s: float = 30.0
@@ -183,6 +185,8 @@ class Settings(Table, frozen=True, kw_only=True):
     these is a default that gives way; what is said is a wish, relaxed with a warning where it cannot be had, or an
     error where ``strict``. fetch_at: whether pages found in the store are fetched when the look-up answers, or when
     they are loaded. prefetch: how long a fetch is waited for; ``wait_complete`` takes its deadline away.
+    prefetch_min_tokens: fewer are not fetched ahead. prefetch_max_tokens: as many may be on their way ahead of loads
+    at a time (0: as many as there is room for); the others wait for their turn.
     """
 
     page_tokens: int = 16
@@ -193,6 +197,8 @@ class Settings(Table, frozen=True, kw_only=True):
     strict: bool = False
     fetch_at: Literal["load", "lookup"] = "load"
     prefetch: Literal["best_effort", "timeout", "wait_complete"] | None = None
+    prefetch_min_tokens: int = 0
+    prefetch_max_tokens: int = 0
     device: TierSettings | None = None
     host: HostSettings | None = HostSettings()
     store: StoreSettings | None = None
@@ -204,6 +210,17 @@ class Settings(Table, frozen=True, kw_only=True):
         _known("io", self.io, (KERNEL, DIRECT))
         if self.page_tokens < 1:
             raise ConfigError("a page has at least one token", key="page_tokens", value=self.page_tokens)
+        for key in ("prefetch_min_tokens", "prefetch_max_tokens"):
+            if getattr(self, key) < 0:
+                raise ConfigError("a number of tokens is 0 or more", key=key, value=getattr(self, key))
+        if 0 < self.prefetch_max_tokens < self.page_tokens:
+            raise ConfigError(
+                "less than a page could never be fetched",
+                key="prefetch_max_tokens",
+                value=self.prefetch_max_tokens,
+                page_tokens=self.page_tokens,
+                nearest=self.page_tokens,
+            )
         if self.device is None and self.host is None:
             raise ConfigError("at least one memory tier is needed", key="host", value=OFF, device=OFF)
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from hicache.build import _control
 from hicache.errors import ConfigError
+from hicache.records import Where
+from hicache.resolve.choose import choose
 from hicache.settings import load, read
+from hicache.spec import CacheSpec, Group, Plane
 from hicache.tables import as_table
 
 
@@ -77,3 +81,18 @@ def test_the_dump_fed_back_in_is_itself(tmp_path):
     twice = load(environ={}, **as_table(once))
     assert twice == once
     assert as_table(twice) == as_table(once)
+
+
+@pytest.mark.parametrize("tokens, pages", [(8192, 128), (10, 1), (0, 0), (65, 2)])
+def test_a_threshold_is_kept_to_the_token(tokens, pages):
+    settings = load(page_tokens=64, prefetch_min_tokens=tokens)
+    assert settings.prefetch_min_tokens == tokens
+    spec = CacheSpec((Group("kv", (Plane("k", 1, 64, 1, 16),)),), 64)
+    sizes = {Where.HOST: 4}
+    chosen = choose(settings, spec).require()
+    assert _control(settings, chosen, sizes).fetch_pages_min == pages, "the pages that hold so many tokens"
+
+
+def test_a_limit_below_one_page_is_refused_with_both_numbers():
+    with pytest.raises(ConfigError, match=r"prefetch_max_tokens value=10 page_tokens=64 nearest=64"):
+        load(page_tokens=64, prefetch_max_tokens=10)

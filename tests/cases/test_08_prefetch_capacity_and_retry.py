@@ -24,7 +24,7 @@ def stored(house, store, chains):
     first = house(store=store, host_slots=REQUESTS * FETCHABLE, endpoint=64)
     for number, keys in enumerate(chains(first)):
         first.serve(("first", number), keys)
-    assert store.usage()["records"] >= FETCHABLE
+    assert store.usage()["records"]
 
 
 def test_with_a_host_tier_as_large_as_the_device_a_stored_prompt_is_fetched(house, store):
@@ -48,42 +48,101 @@ def test_a_host_tier_that_holds_no_page_is_refused_with_both_sizes():
         resolve(request, there).require()
 
 
-def test_24_requests_that_do_not_fit_at_once_are_all_fetched_within_the_limit(house, store):
-    """Those that find no room are asked again when there is some; none is skipped for good, first come first served."""
+class Hand:
+    """A clock that is moved by hand."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def crowd(house, store):
+    """24 requests of 60 stored pages each, all submitted at once to a fresh cache, and its clock."""
     stored(house, store, prompts)
-    slots = LIMIT_TOKENS // PAGE_TOKENS
-    one = house(store=store, host_slots=slots, endpoint=REQUESTS * FETCHABLE)
-    waiting = [one.open(number, keys) for number, keys in enumerate(prompts(one))]
+    one = house(
+        store=store,
+        host_slots=REQUESTS * FETCHABLE,
+        endpoint=REQUESTS * FETCHABLE,
+        fetch_at="lookup",
+        fetch_pages_max=LIMIT_TOKENS // PAGE_TOKENS,
+        fetch_wait_s=10.0,
+    )
+    clock = one.controller.books.clock = Hand()
+    one.held = {JobKind.FETCH}
+    requests = [one.open(number, keys) for number, keys in enumerate(prompts(one))]
     one.settle()
-    done = dict.fromkeys(range(REQUESTS), 0)
-    order, waves, deferred = [], 0, 0
+    return one, requests, clock
+
+
+def test_24_requests_that_do_not_fit_at_once_are_all_fetched_within_the_limit(crowd):
+    one, waiting, _ = crowd
+    order, waves = [], 0
     while waiting:
         waves += 1
-        one.held = {JobKind.FETCH}  # all that are asked now are in flight together
-        asked = []
-        for number, request in enumerate(waiting):
-            start = done[request.id]
-            load = request.load(request.match(start), one.ids(request)[start:])
-            if not load.pages:
-                deferred += len(waiting) - number
-                break
-            asked.append((request, load.pages))
+        in_flight = [job for job in one.waiting if job.kind is JobKind.FETCH]
+        assert 1 <= len(in_flight) <= 4
+        assert sum(job.pages for job in in_flight) * PAGE_TOKENS <= LIMIT_TOKENS
+        assert sum(request.match().pending for request in waiting) == len(waiting), (
+            "those that wait are told to"
+        )
+        one.release(still={JobKind.FETCH})
+        ready = [request for request in waiting if not request.match().pending]
+        for request in ready:
+            assert request.match().ready == FETCHABLE
+            assert request.load(request.match(), one.ids(request)).by_tier[Where.HOST] == FETCHABLE
             one.settle()
-        counts = one.controller.pools()[Where.HOST]
-        assert counts["filling"] * PAGE_TOKENS <= LIMIT_TOKENS
-        one.release()
-        assert asked, "nothing moves"
-        for request, pages in asked:
-            start = done[request.id]
-            assert one.right(request, range(start, start + pages))
-            done[request.id] += pages
-            if done[request.id] == FETCHABLE:
-                order.append(request.id)
-                request.close()
-        waiting = [request for request in waiting if done[request.id] < FETCHABLE]
-        one.settle()
-    assert set(done.values()) == {FETCHABLE}
-    assert one.controller.stats.loaded[Where.STORE] * PAGE_TOKENS == REQUESTS * 3840 == 92_160
-    assert order == sorted(order)
+            assert one.right(request, range(FETCHABLE))
+            order.append(request.id)
+            request.close()
+            one.settle()
+        waiting = [request for request in waiting if request not in ready]
+    stats = one.controller.stats
+    assert order == list(range(REQUESTS)), "first come, first served"
     assert waves >= 6
-    assert deferred >= 20
+    assert stats.deferred >= 20
+    assert stats.expired == 0
+    assert sum(stats.bad.values()) == 0
+    assert one.store.usage()["records"] * PAGE_TOKENS == REQUESTS * 3840 == 92_160
+
+
+def test_a_request_whose_time_is_over_while_it_waits_goes_on_without(crowd):
+    one, requests, clock = crowd
+    clock.now = 10.0
+    one.settle()
+    stats = one.controller.stats
+    assert stats.expired == stats.deferred == 20
+    late = requests[10]
+    assert not late.match().pending
+    assert late.match().ready == 0
+    assert late.load(late.match(), one.ids(late), arriving=False).pages == 0
+    one.release()
+    assert [request.match().ready for request in requests[:4]] == [FETCHABLE] * 4
+    for request in requests:
+        request.close()
+    one.settle()
+
+
+def test_a_waiting_request_that_is_closed_gives_its_turn_away(crowd):
+    one, requests, _ = crowd
+    for request in requests[4:]:
+        request.close(abort=True)
+    one.release()
+    assert one.controller.idle
+    assert sum(request.match().ready for request in requests[:4]) == 4 * FETCHABLE
+    for request in requests[:4]:
+        request.close()
+    one.settle()
+
+
+def test_a_prefetch_below_the_minimum_is_left_to_the_load(house, store):
+    stored(house, store, lambda one: [one.keys(range(8 * PAGE_TOKENS))])
+    one = house(store=store, fetch_at="lookup", fetch_pages_min=9)
+    request = one.open("r", one.keys(range(8 * PAGE_TOKENS)))
+    one.settle()
+    assert (request.match().ready, request.match().store) == (0, 8)
+    assert request.load(request.match(), one.ids(request)).by_tier[Where.STORE] == 8
+    one.settle()
+    request.close()
+    one.settle()

@@ -29,7 +29,7 @@ def books(one) -> tuple:
     return (
         pool["total"] - pool["free"] - pool["ready"],
         sum(one.controller.books.tiers.top.slots.pins),
-        snapshot[1:3],
+        snapshot[0][1:3],
     )
 
 

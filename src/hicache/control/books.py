@@ -25,6 +25,8 @@ class ControlConfig:
     device_slots and host_slots: 0 = no such tier; at least one must exist. store: whether there is one.
     into_host and into_store: the write policy of each leg. fetch_at: whether store pages are fetched when the
     look-up answers (ready sooner, but they hold slots) or when ``load`` asks (host slots only for what is used).
+    fetch_pages_max: pages that prefetches may have in flight together (0: as many as there is room for).
+    fetch_pages_min: fewer are not worth a prefetch. fetch_wait_s: how long a prefetch may wait for its turn.
     deadlines: per kind; a kind not named is waited for. ghosts: how many absent pages ``selective`` remembers
     having seen (default: as many as memory slots).
     """
@@ -36,6 +38,9 @@ class ControlConfig:
     into_host: WritePolicy = WritePolicy.THROUGH
     into_store: WritePolicy = WritePolicy.THROUGH
     fetch_at: Literal["load", "lookup"] = "load"
+    fetch_pages_max: int = 0
+    fetch_pages_min: int = 0
+    fetch_wait_s: float | None = None
     deadlines: dict[JobKind, float] = field(default_factory=dict)
     ghosts: int | None = None
     kv_events: bool = False
@@ -45,6 +50,8 @@ class ControlConfig:
         positive("device_slots", self.device_slots, minimum=0)
         positive("host_slots", self.host_slots, minimum=0)
         positive("shards", self.shards)
+        positive("fetch_pages_max", self.fetch_pages_max, minimum=0)
+        positive("fetch_pages_min", self.fetch_pages_min, minimum=0)
         if not self.device_slots and not self.host_slots:
             raise ConfigError("at least one memory tier is needed", device_slots=0, host_slots=0)
         if self.into_host is WritePolicy.BACK and not self.device_slots:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from hicache.control import audit
 from hicache.control.books import Books, ControlConfig
 from hicache.control.down import Below
+from hicache.control.fetch import Fetcher
 from hicache.control.index import STORED
 from hicache.control.publish import Publisher
 from hicache.control.read import Reader
@@ -36,9 +37,10 @@ class Controller:
     def __init__(self, config: ControlConfig, clock: Callable[[], float]) -> None:
         self.books = Books(config, clock)
         self._below = Below(self.books)
-        self._reader = Reader(self.books, self._below)
+        self._fetcher = Fetcher(self.books, self._below)
+        self._reader = Reader(self.books, self._fetcher)
         self._publisher = Publisher(self.books, self._below)
-        self._settler = Settler(self.books, self._reader, self._below)
+        self._settler = Settler(self.books, self._fetcher)
         self._inside = ""
 
     @contextmanager
@@ -128,6 +130,7 @@ class Controller:
             request.closed = True
             del self.books.open[request.id]
             request.release_hold()
+            self._fetcher.forget(request)
             self._settler.ignore_loads(request)
             self._settler.withdraw_all(request, _ON_ABORT if abort else _ON_FINISH)
             self._settler.owe(request)
@@ -147,6 +150,7 @@ class Controller:
         with self._alone("apply"):
             for one in done:
                 self._settler.apply(one)
+            self._fetcher.advance()
             events = self.books.events
             self.books.events = []
             return events
@@ -183,6 +187,7 @@ class Controller:
                 flags[row] &= ~STORED
             for request in self.books.open.values():
                 request.stored = 0
+                self._fetcher.forget(request)
 
     # ---- looking in
 
@@ -204,4 +209,5 @@ class Controller:
 
     def snapshot(self) -> Hashable:
         """The state as a hashable value: equal for two histories that lead to the same future. O(pages)."""
-        return audit.snapshot(self.books)
+        order = sorted(self.books.requests)
+        return audit.snapshot(self.books), tuple(order.index(handle) for handle in self._fetcher.waiting())

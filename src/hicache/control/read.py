@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from itertools import islice
 
 from hicache.control.books import Books
-from hicache.control.down import Below
+from hicache.control.fetch import Fetcher
 from hicache.control.index import ROOT
-from hicache.control.lease import Lease
-from hicache.control.ledger import Draft
 from hicache.control.request import Request
 from hicache.control.slots import READY
 from hicache.control.tiers import Tier
@@ -17,12 +15,12 @@ from hicache.records import JobKind, Load, Match, Reason, Where
 
 
 class Reader:
-    """Answers ``match`` and ``load``, and starts look-ups and prefetches."""
+    """Answers ``match`` and ``load``, and starts look-ups."""
 
-    def __init__(self, books: Books, below: Below) -> None:
+    def __init__(self, books: Books, fetcher: Fetcher) -> None:
         self._books = books
         self._tiers = books.tiers
-        self._below = below
+        self._fetcher = fetcher
 
     # ---- match
 
@@ -31,7 +29,7 @@ class Reader:
         end, ready = self._run(request, computed)
         memory, store = end - computed, max(0, min(request.stored, len(request.keys)) - max(end, computed))
         whole = computed + memory + store >= len(request.keys)
-        pending = (request.lookup > 0 and not whole) or request.fetch > 0
+        pending = (request.lookup > 0 and not whole) or request.fetch > 0 or request.waits
         return Match(
             computed, memory, ready - computed, store, pending, Reason.END if whole else Reason.ABSENT
         )
@@ -95,7 +93,7 @@ class Reader:
         request.must_be_open("load")
         books = self._books
         books.tick += 1
-        fetch, load = self._draft_fetch(), books.ledger.draft(JobKind.LOAD)
+        fetch, load = self._fetcher.draft(), books.ledger.draft(JobKind.LOAD)
         start, bottom, keys, rows = match.start, self._tiers.bottom, request.keys, request.rows
         index, names = books.index, books.index.keys
         limit = min(len(keys), start + len(target))
@@ -114,7 +112,7 @@ class Reader:
                 if not arriving or page >= request.stored:
                     ends = Reason.ABSENT
                     break
-                tier, slot = bottom, self._reserve(request, fetch, page)
+                tier, slot = bottom, self._fetcher.reserve(request, fetch, page)
                 if slot < 0:
                     ends = Reason.NO_ROOM
                     break
@@ -123,7 +121,7 @@ class Reader:
             load.add(tier.where, Where.ENDPOINT, keys[page], slot, target[page - start])
             page += 1
         if page > start:
-            self._emit_fetch(request, fetch)
+            self._fetcher.emit(request, fetch)
             books.ledger.emit(load, request)
             for where, pages in by_tier.items():
                 books.stats.loaded[where] += pages
@@ -155,62 +153,3 @@ class Reader:
         request.lookup = draft.id
         deadline = books.deadline(JobKind.LOOKUP)
         books.ledger.emit(draft, request, keys=request.keys, namespace=request.namespace, deadline=deadline)
-
-    def prefetch(self, request: Request) -> None:
-        """Fetch what the look-up found and memory lacks, as far as room can be made; hold the deepest page.
-
-        The pin on the deepest page keeps its ancestors too, through the leaf rule, until ``load`` or ``close``.
-        """
-        books = self._books
-        fetch = self._draft_fetch()
-        last = -1
-        for page in range(min(request.stored, len(request.keys))):
-            if self._resident(books.index.find(request.keys[page])):
-                continue
-            slot = self._reserve(request, fetch, page)
-            if slot < 0:
-                break
-            last = slot
-        if last >= 0:
-            self._hold(request, last)
-            request.fetch = fetch.id
-            self._emit_fetch(request, fetch)
-
-    def hold(self, request: Request) -> None:
-        """A prefetch has ended short: hold the deepest page that it did bring, and no other."""
-        bottom, index = self._tiers.bottom, self._books.index
-        request.release_hold()
-        for key in reversed(request.keys[: request.stored]):
-            row = index.find(key)
-            if row >= 0 and bottom.ready(row):
-                self._hold(request, bottom.at[row])
-                return
-
-    def _hold(self, request: Request, slot: int) -> None:
-        request.release_hold()
-        request.hold = Lease(self._tiers)
-        request.hold.pin(self._tiers.bottom, slot)
-
-    def _reserve(self, request: Request, fetch: Draft, page: int) -> int:
-        """Reserve a slot of the lowest memory tier for a page to be fetched; -1 when no room can be made."""
-        books, index, bottom = self._books, self._books.index, self._tiers.bottom
-        keys, space = request.keys, books.space(request.namespace)
-        if not self._below.room(bottom, index.find(keys[page - 1]) if page else ROOT):
-            return -1
-        parent = index.row(keys[page - 1], space) if page else ROOT
-        key = keys[page]
-        row = index.row(key, space, parent)
-        slot = self._tiers.enter(bottom, row, fetch.id, books.rank())
-        fetch.columns[0].append(key)
-        fetch.columns[2].append(slot)
-        return slot
-
-    def _draft_fetch(self) -> Draft:
-        draft = self._books.ledger.draft(JobKind.FETCH)
-        draft.span(Where.STORE, self._tiers.bottom.where)
-        return draft
-
-    def _emit_fetch(self, request: Request, fetch: Draft) -> None:
-        if not fetch.empty:
-            deadline = self._books.deadline(JobKind.FETCH)
-            self._books.ledger.emit(fetch, request, namespace=request.namespace, deadline=deadline)

@@ -73,6 +73,7 @@ class Request:
     stored: int = 0  # leading pages the store has, as far as its answer goes
     lookup: int = 0  # id of the running look-up, else 0
     fetch: int = 0  # id of the running prefetch, else 0
+    waits: bool = False  # its prefetch has been deferred
     lost: dict[PageKey, Reason] = field(default_factory=dict)  # pages its fetches did not bring, and why
     hold: Lease | None = None
     closed: bool = False

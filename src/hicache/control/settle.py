@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from hicache.control.books import Books
-from hicache.control.down import Below
+from hicache.control.fetch import Fetcher
 from hicache.control.index import KEPT, STORED
 from hicache.control.ledger import Live
-from hicache.control.read import Reader
 from hicache.control.request import Request
 from hicache.control.slots import FILLING, QUARANTINED
 from hicache.errors import InvariantError
@@ -33,10 +32,9 @@ _SOURCE_IS_FINE = frozenset({Reason.UPSTREAM, Reason.CANCELLED})
 class Settler:
     """Applies Dones, withdraws Jobs, and says when the engine's memory is free."""
 
-    def __init__(self, books: Books, reader: Reader, below: Below) -> None:
+    def __init__(self, books: Books, fetcher: Fetcher) -> None:
         self._books = books
-        self._reader = reader
-        self._below = below
+        self._fetcher = fetcher
 
     # ---- Dones
 
@@ -139,7 +137,7 @@ class Settler:
             return
         self._books.events.append(LookedUp(request.handle, found))
         if self._books.config.fetch_at == "lookup" and found:
-            self._reader.prefetch(request)
+            self._fetcher.prefetch(request)
 
     def _fetched(self, live: Live) -> None:
         """What came from the store is known to be there; what did not is not promised to this request again."""
@@ -156,12 +154,13 @@ class Settler:
         prefetch = request.fetch == live.job.id
         if prefetch:
             request.fetch = 0
+            self._fetcher.ended(live.job.id)
         if bad:
             request.lost.update(bad)
             upto = min(request.stored, len(request.keys))
             request.stored = next((i for i in range(upto) if request.keys[i] in bad), upto)
             if prefetch and not request.closed:
-                self._reader.hold(request)
+                self._fetcher.hold(request)
 
     def _loaded(self, live: Live) -> None:
         request, job = live.request, live.job
@@ -227,6 +226,7 @@ class Settler:
             request.lookup = 0 if request.lookup == job.id else request.lookup
             if request.fetch == job.id:
                 request.fetch = 0
+                self._fetcher.ended(job.id)
                 request.release_hold()
         if job.kind is JobKind.WRITE:
             for key in job.spans[0].keys:

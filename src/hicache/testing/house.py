@@ -146,9 +146,9 @@ class House:
             if not go and not events and not dones:
                 return seen
 
-    def release(self) -> list[Event]:
-        """Let the held Jobs run and the muted Dones be applied."""
-        self.held.clear()
+    def release(self, *, still: Collection[JobKind] = ()) -> list[Event]:
+        """Let the held Jobs run and the muted Dones be applied; Jobs emitted from now on are held if of kinds ``still``."""
+        self.held = set(still)
         self.muted.clear()
         jobs, self.waiting = tuple(self.waiting), []
         self.worker.submit(Batch(jobs))
