@@ -3,7 +3,7 @@
 PYTHON ?= python3
 # Package index for torch alone, for example torch's index of CPU builds. Empty: pip's own index.
 TORCH_INDEX ?=
-# Further arguments for pytest, for example: make test ARGS="-k resolve"
+# Further arguments for pytest or the demo: make test ARGS="-k resolve", make demo ARGS=--quick
 ARGS ?=
 
 BIN := .venv/bin
@@ -28,7 +28,7 @@ setup:
 	@$(PYTHON) tools/setup.py --torch-index "$(TORCH_INDEX)"
 
 demo: setup
-	@$(BIN)/hicache demo
+	@$(BIN)/hicache demo $(ARGS)
 
 check: setup
 	$(BIN)/ruff check
