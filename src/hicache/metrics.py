@@ -25,6 +25,8 @@ _PLAIN = {
     "duplicates": "Pages offered that were held already.",
     "not_saved": "Times that publishing stopped because no room could be made.",
     "not_stored": "Pages that the tier below did not take.",
+    "deferred": "Prefetches that had to wait for their turn.",
+    "expired": "Prefetches that waited too long and were given up.",
     "withdrawn_jobs": "Jobs taken back before they were handed out.",
     "stuck_jobs": "Jobs given up while their call hung.",
 }

@@ -23,6 +23,7 @@ def test_every_counter_is_shown_as_it_is_now():
     )
     stats.requests, stats.saved, stats.duplicates, stats.not_saved = 1, 2, 3, 4
     stats.not_stored, stats.withdrawn_jobs, stats.stuck_jobs = 5, 6, 7
+    stats.deferred, stats.expired = 8, 9
     for number, table in enumerate((stats.loaded, stats.stored, stats.evicted, stats.dropped), 10):
         table[Where.HOST] = number
     stats.bad[Reason.CORRUPT] = 20
@@ -35,6 +36,8 @@ def test_every_counter_is_shown_as_it_is_now():
         ("hicache_not_stored_total",): 5,
         ("hicache_withdrawn_jobs_total",): 6,
         ("hicache_stuck_jobs_total",): 7,
+        ("hicache_deferred_total",): 8,
+        ("hicache_expired_total",): 9,
         ("hicache_loaded_pages_total", "host"): 10,
         ("hicache_stored_pages_total", "host"): 11,
         ("hicache_evicted_pages_total", "host"): 12,
