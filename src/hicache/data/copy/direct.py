@@ -6,13 +6,13 @@ The runtime's engine is declared here and not written yet.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
 from hicache.capability import STREAMS, Capabilities, Direction, EngineDeclaration, Kernel, Place
-from hicache.data.copy.base import Bytes, Surface, Ticket
-from hicache.data.copy.reference import Finished, check, checked_layers, checked_slots
+from hicache.data.copy.base import Bytes, Surface
+from hicache.data.copy.checked import CheckedEngine, Side
 from hicache.layout import LAYOUTS, Layout, place
 from hicache.plan import plan
 from hicache.spec import CacheSpec
@@ -123,7 +123,7 @@ def runs_of(source: Surface, target: Surface, layers: range) -> list[Run]:
     return runs
 
 
-class DirectEngine:
+class DirectEngine(CheckedEngine):
     """Copies with one memcpy for each run of each page, before it returns."""
 
     name = "memcpy"
@@ -134,27 +134,12 @@ class DirectEngine:
         """Why this engine cannot serve that layout in that direction on that platform; None when it can."""
         return DECLARATION.refuses(spec, layout, direction, capabilities)
 
-    def submit(
-        self,
-        source: Surface,
-        source_slots: Sequence[int],
-        target: Surface,
-        target_slots: Sequence[int],
-        *,
-        layers: range | None = None,
-    ) -> Ticket:
-        """Copy page ``source_slots[i]`` to ``target_slots[i]`` for each i; ``layers`` limits it to some layers."""
-        sources = checked_slots("source", source_slots, source)
-        targets = checked_slots("target", target_slots, target)
-        wanted = checked_layers(source, layers)
-        check(source, sources, target, targets)
-        if len(sources):
-            pairs = list(zip(sources.tolist(), targets.tolist(), strict=True))
-            for run in runs_of(source, target, wanted):
-                for ours, theirs in pairs:
-                    ctypes.memmove(
-                        run.target + theirs * run.target_stride,
-                        run.source + ours * run.source_stride,
-                        run.nbytes,
-                    )
-        return Finished()
+    def _move(self, source: Side, target: Side, layers: range) -> None:
+        slots = list(zip(source[1].tolist(), target[1].tolist(), strict=True))
+        for run in runs_of(source[0], target[0], layers):
+            for ours, theirs in slots:
+                ctypes.memmove(
+                    run.target + theirs * run.target_stride,
+                    run.source + ours * run.source_stride,
+                    run.nbytes,
+                )

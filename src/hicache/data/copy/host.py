@@ -12,20 +12,17 @@ import contextlib
 import ctypes
 import os
 import threading
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from hicache.capability import Capabilities, Direction, EngineDeclaration, Kernel, Place, layout_refuses
+from hicache.capability import EngineDeclaration, Kernel, Place
 from hicache.data.copy import native
-from hicache.data.copy.base import Addresses, CopyEngine, Rows, Surface, Ticket
-from hicache.data.copy.reference import Finished, check, checked_layers, checked_slots
+from hicache.data.copy.base import Addresses, CopyEngine, Rows, Surface
+from hicache.data.copy.checked import CheckedEngine, Side, Slots, check
 from hicache.data.copy.strided import NumpyEngine
 from hicache.errors import CapacityError, UnavailableError
-from hicache.layout import Layout
-from hicache.spec import CacheSpec
 
 _GATHER = Kernel("gather and scatter on threads", Place.HOST, Place.HOST)
 
@@ -154,7 +151,7 @@ def _side(places: Addresses, chosen: Rows | None, slots: Rows) -> tuple[_Side, l
     return _Side(bases.ctypes.data, strides.ctypes.data, slots.ctypes.data), [bases, strides, slots]
 
 
-class HostEngine:
+class HostEngine(CheckedEngine):
     """Copies with the native library, before :meth:`submit` returns; the interpreter's lock is free meanwhile.
 
     Small calls are done by their own thread, large ones together with the process's helper threads.
@@ -174,38 +171,27 @@ class HostEngine:
         found = _shared()
         return found if isinstance(found, str) else None
 
-    def refuses(
-        self, spec: CacheSpec, layout: Layout, direction: Direction, capabilities: Capabilities
-    ) -> str | None:
-        """Why this engine cannot serve that layout; None when it can. It takes any strides."""
-        return layout_refuses(spec, layout)
-
-    def submit(
-        self,
-        source: Surface,
-        source_slots: Sequence[int],
-        target: Surface,
-        target_slots: Sequence[int],
-        *,
-        layers: range | None = None,
-    ) -> Ticket:
-        """Copy page ``source_slots[i]`` to ``target_slots[i]`` for each i; ``layers`` limits it to some layers."""
-        sources = np.ascontiguousarray(checked_slots("source", source_slots, source), np.int64)
-        targets = np.ascontiguousarray(checked_slots("target", target_slots, target), np.int64)
-        wanted = checked_layers(source, layers)
-        ours, theirs = source.addresses(), target.addresses()
-        if len(sources) != len(targets) or not _plainly_right(ours, theirs, targets):
+    def _check(self, source: Surface, sources: Slots, target: Surface, targets: Slots) -> None:
+        """Look at every view only where the summary of both sides leaves a doubt."""
+        if len(sources) != len(targets) or not _plainly_right(
+            source.addresses(), target.addresses(), targets
+        ):
             check(source, sources, target, targets)
+
+    def _move(self, source: Side, target: Side, layers: range) -> None:
+        ours, theirs = source[0].addresses(), target[0].addresses()
+        sources = np.ascontiguousarray(source[1], np.int64)
+        targets = np.ascontiguousarray(target[1], np.int64)
         if len(sources) > 1:  # reads that follow each other in memory are worth more than writes that do
             order = np.argsort(sources, kind="stable")
             sources, targets = sources[order], targets[order]
-        chosen = None if layers is None else np.flatnonzero(np.isin(ours.layers, list(wanted)))
+        all_layers = len(layers) == max(len(plane) for plane in source[0].views)
+        chosen = None if all_layers else np.flatnonzero(np.isin(ours.layers, list(layers)))
         from_side, kept = _side(ours, chosen, sources)
         to_side, also_kept = _side(theirs, chosen, targets)
         shapes = ours.shapes if chosen is None else ours.shapes[chosen]
         self._library.copy(from_side, to_side, shapes, len(sources))
         del kept, also_kept
-        return Finished()
 
 
 def host_engine() -> CopyEngine:

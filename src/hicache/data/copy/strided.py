@@ -14,11 +14,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from hicache.capability import Capabilities, Direction, layout_refuses
-from hicache.data.copy.base import Bytes, Surface, Ticket
-from hicache.data.copy.reference import Finished, Slots, check, checked_layers, checked_slots
-from hicache.layout import Layout
-from hicache.spec import CacheSpec
+from hicache.data.copy.base import Bytes, Surface
+from hicache.data.copy.checked import CheckedEngine, Side, Slots
 
 TINY_NBYTES = 2048
 """Bytes of a page of one array below which one more numpy call costs more than a temporary."""
@@ -62,35 +59,15 @@ def _stretches(sources: Slots, targets: Slots) -> list[tuple[int, int, int]]:
     return [(int(sources[i]), int(targets[i]), j - i) for i, j in zip(starts, ends, strict=True)]
 
 
-class NumpyEngine:
+class NumpyEngine(CheckedEngine):
     """Copies with numpy, before it returns."""
 
     name = "numpy"
 
-    def refuses(
-        self, spec: CacheSpec, layout: Layout, direction: Direction, capabilities: Capabilities
-    ) -> str | None:
-        """Why this engine cannot serve that layout; None when it can. It takes any strides."""
-        return layout_refuses(spec, layout)
-
-    def submit(
-        self,
-        source: Surface,
-        source_slots: Sequence[int],
-        target: Surface,
-        target_slots: Sequence[int],
-        *,
-        layers: range | None = None,
-    ) -> Ticket:
-        """Copy page ``source_slots[i]`` to ``target_slots[i]`` for each i; ``layers`` limits it to some layers."""
-        sources = checked_slots("source", source_slots, source)
-        targets = checked_slots("target", target_slots, target)
-        wanted = checked_layers(source, layers)
-        check(source, sources, target, targets)
-        if not len(sources):
-            return Finished()
+    def _move(self, source: Side, target: Side, layers: range) -> None:
+        (ours, sources), (theirs, targets) = source, target
         stretches = _stretches(sources, targets)
-        for a, b in _arrays(source, target, wanted):
+        for a, b in _arrays(ours, theirs, layers):
             page = a[0].size
             if page * len(sources) < TINY_NBYTES * len(stretches):
                 for i in range(0, len(sources), max(1, PIECE_NBYTES // page)):
@@ -99,4 +76,3 @@ class NumpyEngine:
             else:
                 for s, t, pages in stretches:
                     b[t : t + pages] = a[s : s + pages]
-        return Finished()
