@@ -19,7 +19,7 @@ from hicache.data.platform.cpu import CpuPlatform
 from hicache.data.pool import Pool
 from hicache.data.store.base import Store
 from hicache.data.worker import Worker
-from hicache.errors import ConfigError
+from hicache.errors import ConfigError, HiCacheError
 from hicache.keys import Namespace, PageKey
 from hicache.records import EndpointFree, Event, Loaded, LookedUp, Where
 from hicache.registry import store_factory
@@ -113,11 +113,17 @@ class Cache:
     def step(self) -> list[Event]:
         """Hand out new Jobs, take in what has ended. Never blocks."""
         with self.lock:
-            self.worker.submit(self.controller.take_jobs())
-            events = self.controller.apply(self.worker.poll())
-            for event in events:
-                if isinstance(event, Loaded | LookedUp | EndpointFree) and event.handle in self._inbox:
-                    self._inbox[event.handle].append(event)
+            try:
+                self.worker.submit(self.controller.take_jobs())
+                events = self.controller.apply(self.worker.poll())
+                for event in events:
+                    if isinstance(event, Loaded | LookedUp | EndpointFree) and event.handle in self._inbox:
+                        self._inbox[event.handle].append(event)
+            except HiCacheError:
+                raise
+            except BaseException as error:  # Jobs, Dones or events may be lost on the way
+                self.controller.give_up(f"a step was interrupted by {type(error).__name__}")
+                raise
             if self.chosen.host_mode == "staging":  # what no Job needs any more has passed through
                 self.controller.evict(Where.HOST, self.data.pools[Where.HOST].slots)
             return events

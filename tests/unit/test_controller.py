@@ -9,7 +9,7 @@ import pytest
 from driven import SPACE, controller, keys, publish, resident, run
 
 from hicache.control import ControlConfig, Controller
-from hicache.errors import ConfigError, InvariantError
+from hicache.errors import ConfigError, InvariantError, UnavailableError
 from hicache.records import Done, EndpointFree, JobKind, Loaded, LookedUp, Reason, Where
 
 # ---- one caller, one request
@@ -195,3 +195,32 @@ def test_each_page_waits_on_the_heap_at_most_once():
     for n in range(50):
         publish(control, n, keys(4, start=100 * (n % 3)))
         assert len(control.books.tiers.top._heap) <= 8
+
+
+def test_a_call_that_is_broken_off_turns_the_cache_off_and_nothing_else():
+    armed = []
+
+    def clock() -> float:
+        if armed:
+            raise KeyboardInterrupt
+        return 0.0
+
+    control = Controller(ControlConfig(host_slots=8, store=True, deadlines={JobKind.WRITE: 1.0}), clock)
+    publish(control, "a", keys(2))
+    request = control.open("r", SPACE, keys(4))
+    run(control)
+    armed.append(True)
+    with pytest.raises(KeyboardInterrupt):
+        request.publish(4, range(4))
+    armed.clear()
+    assert "publish was interrupted by KeyboardInterrupt" in control.broken
+    assert request.match().pages == 0
+    assert request.load(request.match(), range(4)).pages == 0
+    assert request.publish(4, range(4)) == 0
+    assert control.take_jobs().jobs == ()
+    assert control.apply([Done(1)]) == []
+    assert control.evict(Where.HOST, 8) == control.flush() == 0
+    assert control.idle
+    request.close()
+    with pytest.raises(UnavailableError, match="this cache is off"):
+        control.open("s", SPACE, keys(2))

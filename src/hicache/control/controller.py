@@ -4,7 +4,8 @@
     take_jobs() -> Batch               apply([Done, ...]) -> [Event, ...]
 
 Pure: no threads, no I/O; the clock is passed in. It has one caller at a time (the adapter's lock); a second one,
-or a call from inside a call, raises InvariantError.
+or a call from inside a call, raises InvariantError. A call that is broken off from outside (Ctrl-C) may leave a change
+half made; the controller then gives up: it promises and hands out nothing more.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from hicache.control.publish import Publisher
 from hicache.control.read import Reader
 from hicache.control.request import Request
 from hicache.control.settle import Settler
-from hicache.errors import ConfigError, InvariantError
+from hicache.errors import ConfigError, HiCacheError, InvariantError, UnavailableError
 from hicache.keys import KEY_NBYTES, Namespace, PageKey
-from hicache.records import Batch, Done, Event, JobKind, Load, Match, Stats, Where
+from hicache.records import Batch, Done, Event, JobKind, Load, Match, Reason, Stats, Where
 
 _ON_FINISH = frozenset({JobKind.LOOKUP, JobKind.LOAD, JobKind.FETCH})
 _ON_ABORT = _ON_FINISH | {JobKind.SAVE, JobKind.DOWN, JobKind.WRITE}
@@ -42,6 +43,7 @@ class Controller:
         self._publisher = Publisher(self.books, self._below)
         self._settler = Settler(self.books, self._fetcher)
         self._inside = ""
+        self.broken = ""  # why the books cannot be trusted any more
 
     @contextmanager
     def _alone(self, verb: str) -> Iterator[None]:
@@ -50,8 +52,17 @@ class Controller:
         self._inside = verb
         try:
             yield
+        except HiCacheError:
+            raise
+        except BaseException as error:  # Ctrl-C, for one: a change may be half made
+            self.broken = f"{verb} was interrupted by {type(error).__name__}"
+            raise
         finally:
             self._inside = ""
+
+    def give_up(self, reason: str) -> None:
+        """Trust the books no more: from now on nothing is promised, taken or handed out, and ``open`` is refused."""
+        self.broken = self.broken or reason
 
     # ---- a request's life
 
@@ -61,6 +72,8 @@ class Controller:
         An id that was closed and is opened again is a new generation with another handle, even while copies of
         the old one still run. Starts a store look-up.
         """
+        if self.broken:
+            raise UnavailableError("this cache is off; make a new one", because=self.broken)
         with self._alone("open"):
             books = self.books
             request = books.open.get(id)
@@ -78,6 +91,8 @@ class Controller:
 
     def extend(self, request: Request, keys: Sequence[PageKey]) -> None:
         """See :meth:`Request.extend`."""
+        if self.broken:
+            return
         with self._alone("extend"):
             request.must_be_open("extend")
             request.add_keys(keys)
@@ -90,12 +105,16 @@ class Controller:
 
     def match(self, request: Request, computed: int = 0) -> Match:
         """See :meth:`Request.match`."""
+        if self.broken:
+            return Match(computed, 0, 0, 0, pending=False, ends=Reason.CANCELLED)
         with self._alone("match"):
             request.must_be_open("match")
             return self._reader.match(request, computed)
 
     def load(self, request: Request, match: Match, target: Sequence[int], *, arriving: bool = True) -> Load:
         """See :meth:`Request.load`."""
+        if self.broken:
+            return Load(match.start, 0, {}, Reason.CANCELLED)
         with self._alone("load"):
             if self.books.counts_wishes:
                 self._publisher.count(request, match.start + match.pages)
@@ -103,6 +122,8 @@ class Controller:
 
     def publish(self, request: Request, upto: int, source: Sequence[int]) -> int:
         """See :meth:`Request.publish`."""
+        if self.broken:
+            return 0
         with self._alone("publish"):
             request.must_be_open("publish")
             if upto > min(len(request.keys), len(source)):
@@ -116,6 +137,8 @@ class Controller:
 
     def release_endpoint(self, request: Request) -> None:
         """See :meth:`Request.release_endpoint`."""
+        if self.broken:
+            return
         with self._alone("release_endpoint"):
             request.must_be_open("release_endpoint")
             self._settler.ignore_loads(request)
@@ -124,6 +147,8 @@ class Controller:
 
     def close(self, request: Request, *, abort: bool = False) -> None:
         """See :meth:`Request.close`. Closing twice does nothing."""
+        if self.broken:
+            return
         with self._alone("close"):
             if request.closed:
                 return
@@ -139,6 +164,8 @@ class Controller:
 
     def take_jobs(self) -> Batch:
         """Everything that is to be done since the last call, in an order in which it may be started."""
+        if self.broken:
+            return Batch()
         with self._alone("take_jobs"):
             jobs, applied = self.books.ledger.take()
             touched = tuple(self.books.touched)
@@ -147,6 +174,8 @@ class Controller:
 
     def apply(self, done: Sequence[Done] = ()) -> list[Event]:
         """Apply results, in any order; returns what adapters must know, including what earlier calls caused."""
+        if self.broken:
+            return []
         with self._alone("apply"):
             for one in done:
                 self._settler.apply(one)
@@ -158,17 +187,21 @@ class Controller:
     @property
     def idle(self) -> bool:
         """True when no Job is live."""
-        return not self.books.ledger.live
+        return bool(self.broken) or not self.books.ledger.live
 
     # ---- the operator's verbs
 
     def evict(self, where: Where, pages: int) -> int:
         """Free ``pages`` slots of a memory tier beyond those that are free; returns how many could be freed now."""
+        if self.broken:
+            return 0
         with self._alone("evict"):
             return self._below.evict(self.books.tiers[where], pages)
 
     def flush(self) -> int:
         """Start writing down all that lower tiers lack; returns how many pages are missing below."""
+        if self.broken:
+            return 0
         with self._alone("flush"):
             return self._below.flush()
 
