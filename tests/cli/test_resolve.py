@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -168,3 +171,14 @@ def test_the_compatibility_page_is_what_the_declarations_give():
     assert page(template) == written, "stale: run tools/compatibility.py"
     with pytest.raises(ConfigError, match="no place for a part"):
         page(template.replace("{{ costs }}", ""))
+
+
+def test_doctor_says_that_a_store_directory_open_to_others_will_be_refused(tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o755)
+    environment = {**os.environ, "HICACHE_STORE_TYPE": "segment", "HICACHE_STORE_PATH": str(shared)}
+    command = [sys.executable, "-m", "hicache.cli", "doctor"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "must be ours alone" in ended.stdout
+    assert list(shared.iterdir()) == []

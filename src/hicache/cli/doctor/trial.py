@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,7 +21,7 @@ from hicache.data.moves import DataPlane
 from hicache.data.platform.cpu import CpuPlatform
 from hicache.data.pool import Pool
 from hicache.data.store.base import Store
-from hicache.errors import HiCacheError
+from hicache.errors import ConfigError, HiCacheError
 from hicache.layout import LAYOUTS
 from hicache.records import Where
 from hicache.resolve import Chosen
@@ -60,12 +62,27 @@ def _seconds(source: Bytes, target: Bytes) -> float:
     return time.monotonic() - began
 
 
+def _ours(path: Path) -> None:
+    """ConfigError for a store path that is there and that the store would refuse; the trial itself leaves it alone."""
+    if not os.path.lexists(path):
+        return
+    if not path.is_dir():
+        raise ConfigError("not a directory", path=path)
+    about = path.stat()
+    if about.st_mode & 0o077 or about.st_uid != os.geteuid():
+        mode = oct(stat.S_IMODE(about.st_mode))
+        raise ConfigError(
+            "the directory must be ours alone", path=path, mode=mode, wanted="0o700", owner=about.st_uid
+        )
+
+
 @contextmanager
 def trial_store(settings: Settings, spec: CacheSpec) -> Iterator[Store | None]:
     """The store of the settings; a segment store in a directory of its own beside the path, removed afterwards."""
     wanted = settings.store
     folder = None
     if isinstance(wanted, SegmentStoreSettings):
+        _ours(Path(wanted.path).expanduser())
         there = existing(Path(wanted.path).expanduser().absolute())
         folder = tempfile.mkdtemp(prefix=".hicache-doctor-", dir=there)
         wanted = SegmentStoreSettings(path=folder, cap=STORE_NBYTES)
