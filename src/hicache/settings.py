@@ -15,7 +15,6 @@ the environment.
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import tomllib
@@ -317,12 +316,21 @@ def _refuse_strangers(variables: Mapping[str, str]) -> None:
         if name in known:
             continue
         meant = name.upper().replace("HI_CACHE", "HICACHE")
-        head, underscore, _ = meant.partition("_")
-        alike = head[:1] == "H" and difflib.SequenceMatcher(None, head, PREFIX[:-1]).ratio() > 0.85
-        if underscore and alike:
+        if meant.startswith(PREFIX) or any(_one_slip(meant, ours) for ours in known):
             raise ConfigError(
                 "unknown environment variable", key=name, nearest=nearest(meant, known), known=",".join(known)
             )
+
+
+def _one_slip(said: str, meant: str) -> bool:
+    """True when one letter too many, too few, wrong, or swapped with the next, is all that parts two names."""
+    if abs(len(said) - len(meant)) > 1:
+        return False
+    at = next(
+        (i for i, (a, b) in enumerate(zip(said, meant, strict=False)) if a != b), min(len(said), len(meant))
+    )
+    a, b = said[at:], meant[at:]
+    return a[1:] == b[1:] or a == b[1:] or a[1:] == b or (a[:2] == b[1::-1] and a[2:] == b[2:])
 
 
 def _from_text(key: str, text: str) -> object:

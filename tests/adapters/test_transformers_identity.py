@@ -7,9 +7,10 @@ import sys
 
 import pytest
 import torch
+import transformers
 from hits import PAGE
 
-from hicache.adapters.transformers.identity import CONFIG_FIELDS, config_text, namespace, weights_digest
+from hicache.adapters.transformers.identity import LEFT_OUT, config_text, namespace, weights_digest
 from hicache.adapters.transformers.rows import probe
 from hicache.errors import ConfigError
 from hicache.testing.model import tiny_model
@@ -96,10 +97,45 @@ def test_a_changed_field_of_the_configuration_changes_the_root(tiny, model, fiel
     before = space(tiny)
     text = config_text(model)
     setattr(model.config, field, CHANGES[field])
-    assert field in CONFIG_FIELDS
+    assert field not in LEFT_OUT
     assert config_text(model) != text
     geometry = probe(tiny)
     assert namespace(model, geometry.spec(PAGE), geometry.dtypes) != before
+
+
+def test_a_field_that_nobody_here_has_heard_of_counts(tiny, model):
+    model.config.made_up_yesterday = 2
+    assert config_text(model) != config_text(tiny)
+
+
+APART = [
+    ("GPT2", {}, {"activation_function": "relu"}),
+    ("GPT2", {}, {"scale_attn_weights": False}),
+    ("GPT2", {}, {"scale_attn_by_inverse_layer_idx": True}),
+    ("GPTNeoX", {}, {"use_parallel_residual": False}),
+    ("GPTJ", {"rotary_dim": 8}, {"rotary_dim": 4}),
+    ("Bloom", {"n_layer": 2}, {"apply_residual_connection_post_layernorm": True}),
+    ("Olmo", {}, {"clip_qkv": 0.1}),
+    ("BioGpt", {}, {"scale_embedding": False}),
+    ("Mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2}, {"attn_config": {"alibi_bias_max": 2}}),
+]
+
+
+@pytest.mark.parametrize("kind, base, change", APART, ids=lambda value: str(value)[:40])
+def test_models_of_equal_weights_that_compute_otherwise_are_kept_apart(kind, base, change):
+    sizes = {
+        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": None,
+        "eos_token_id": None,
+    }  # fmt: skip
+    configure = getattr(transformers, f"{kind}Config")
+    first, second = (
+        transformers.AutoModelForCausalLM.from_config(configure(**{**sizes, **base, **more})).eval()
+        for more in ({}, change)
+    )
+    second.load_state_dict(first.state_dict())
+    assert weights_digest(first) == weights_digest(second)
+    assert space(first) != space(second)
 
 
 def test_names_paths_and_generation_settings_do_not_count(tiny, model):

@@ -35,7 +35,19 @@ def test_a_wrong_type_is_an_error_with_key_value_and_what_is_expected(tmp_path):
         assert error.context == {"key": "page_tokens", "value": "'ten'", "expected": "int"}
 
 
-@pytest.mark.parametrize("name", ["HICACH_PAGE_TOKENS", "HICACHEE_PAGE_TOKENS", "HICACHE_PAGE_TOKEN"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HICACH_PAGE_TOKENS",
+        "HICACHEE_PAGE_TOKENS",
+        "HICACHE_PAGE_TOKEN",
+        "GICACHE_PAGE_TOKENS",
+        "ICACHE_PAGE_TOKENS",
+        "XHICACHE_PAGE_TOKENS",
+        "IHCACHE_PAGE_TOKENS",
+        "HICACHEPAGE_TOKENS",
+    ],
+)
 def test_a_variable_that_nearly_is_ours_is_an_error_that_lists_ours(name):
     error = refusal(environ={name: "32"})
     assert error.context["key"] == name
@@ -96,3 +108,8 @@ def test_a_threshold_is_kept_to_the_token(tokens, pages):
 def test_a_limit_below_one_page_is_refused_with_both_numbers():
     with pytest.raises(ConfigError, match=r"prefetch_max_tokens value=10 page_tokens=64 nearest=64"):
         load(page_tokens=64, prefetch_max_tokens=10)
+
+
+@pytest.mark.parametrize("name", ["HCACHE_DIR", "CACHE_BYTES", "HICACHEX", "PAGE_TOKENS", "H"])
+def test_a_variable_of_somebody_else_is_left_alone(name):
+    assert load(environ={name: "nonsense"}).page_tokens == 16

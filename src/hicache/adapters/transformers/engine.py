@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from hicache.adapters.transformers.identity import namespace, refuse_unsteady
+from hicache.adapters.transformers.inputs import end_tokens, prompt_ids
 from hicache.adapters.transformers.result import SOURCES, TAIL, Result, Witness
 from hicache.adapters.transformers.rows import Rows, forward, probe
 from hicache.build import Cache, Clock, build, process_clock
@@ -132,6 +133,7 @@ class TransformersCache:
         self._closing: list[Request] = []  # requests whose copies may still touch our rows
         self._lingering: list[Request] = []  # those whose copies hang, on rows that we have given up
         self._closed = False
+        self._generating = False
 
     # ---- what callers use
 
@@ -142,23 +144,32 @@ class TransformersCache:
 
         Ends after ``max_new_tokens``, or with the first token of ``eos``, which is part of the result.
         """
-        ids = _prompt(input_ids)
+        ids = prompt_ids(input_ids)
         positive("max_new_tokens", max_new_tokens)
-        ends = frozenset(() if eos is None else [eos] if isinstance(eos, int) else eos)
+        ends = end_tokens(eos)
         with self.cache.lock:
             if self._closed:
                 raise ConfigError("this cache is closed")
-            run = _Run(ids, len(ids), self._clock())
-            saved = self.cache.controller.stats.saved
+            if self._generating:
+                raise ConfigError("generate was called from inside generate of the same cache")
+            self._generating = True
             try:
-                self._prepare(run, max_new_tokens)
-                tokens = self._compute(run, max_new_tokens, ends)
-            except BaseException:
-                self._leave(run, abort=True)
-                raise
-            self._leave(run)
-            saved = self.cache.controller.stats.saved - saved
-            return self._result(run, tokens, saved)
+                return self._generate(ids, max_new_tokens, ends)
+            finally:
+                self._generating = False
+
+    def _generate(self, ids: list[int], max_new_tokens: int, ends: frozenset[int]) -> Result:
+        run = _Run(ids, len(ids), self._clock())
+        saved = self.cache.controller.stats.saved
+        try:
+            self._prepare(run, max_new_tokens)
+            tokens = self._compute(run, max_new_tokens, ends)
+        except BaseException:
+            self._leave(run, abort=True)
+            raise
+        self._leave(run)
+        saved = self.cache.controller.stats.saved - saved
+        return self._result(run, tokens, saved)
 
     def flush(self, timeout: float) -> int:
         """Write all pages down to the lowest tier; returns how many could not be within ``timeout``."""
@@ -380,15 +391,3 @@ def _arrived(asked: Load, good: int, resident: int) -> Counter[Where]:
         arrived[where] += here
         left -= here
     return arrived
-
-
-def _prompt(input_ids: Any) -> list[int]:
-    """The prompt as a list of ints; ConfigError for anything but one row of at least one token."""
-    ids = input_ids.tolist() if hasattr(input_ids, "tolist") else list(input_ids)
-    if len(ids) == 1 and isinstance(ids[0], list):
-        ids = ids[0]
-    if not ids or not all(
-        isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids
-    ):
-        raise ConfigError("a prompt is one row of at least one token id", given=str(input_ids)[:80])
-    return ids

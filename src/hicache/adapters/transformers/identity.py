@@ -23,58 +23,25 @@ Progress = Callable[[int, int], None]
 
 CHUNK_NBYTES = 64 << 20
 
-CONFIG_FIELDS = (
-    "model_type",
-    "num_hidden_layers",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "hidden_activation",
-    "attention_bias",
-    "attention_multiplier",
-    "embedding_multiplier",
-    "residual_multiplier",
-    "query_pre_attn_scalar",
-    "attn_logit_softcapping",
-    "use_qk_norm",
-    "rms_norm_eps",
-    "layer_norm_eps",
-    "layer_norm_epsilon",
-    "norm_eps",
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-    "rope_interleave",
-    "partial_rotary_factor",
-    "max_position_embeddings",
-    "original_max_position_embeddings",
-    "no_rope_layers",
-    "layer_types",
-    "sliding_window",
-    "attention_chunk_size",
-    "q_lora_rank",
-    "kv_lora_rank",
-    "qk_rope_head_dim",
-    "qk_nope_head_dim",
-    "v_head_dim",
-    "num_local_experts",
-    "num_experts",
-    "n_routed_experts",
-    "n_shared_experts",
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-    "first_k_dense_replace",
-    "norm_topk_prob",
-    "routed_scaling_factor",
-    "scoring_func",
-    "topk_method",
-    "n_group",
-    "topk_group",
-)
-"""Fields of a model's text configuration that change what a layer computes from the same weights and tokens."""
+LEFT_OUT = frozenset(
+    {
+        # what a model is called and where it came from
+        "name_or_path", "architectures", "auto_map", "transformers_version", "finetuning_task", "task_specific_params",
+        # dtypes stand in the namespace as the tensors really have them
+        "dtype", "torch_dtype",
+        # what is given back beside the logits
+        "output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "use_return_dict", "use_cache",
+        # tokens, which are in the keys
+        "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id", "forced_bos_token_id",
+        "forced_eos_token_id", "tokenizer_class", "vocab_size",
+        # training, and heads that are not a language model's
+        "initializer_range", "id2label", "label2id", "num_labels", "problem_type", "summary_type", "summary_use_proj",
+        "summary_activation", "summary_proj_to_labels", "summary_first_dropout", "pretraining_tp",
+        "gradient_checkpointing",
+    }
+)  # fmt: skip
+"""Fields of a text configuration that change no KV. Every other one counts, known to us or not: a field that is
+counted in vain costs a miss, one that is left out wrongly a wrong answer."""
 
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 """Kinds of rotary embedding whose keys depend on the length of the whole sequence, not on their position alone."""
@@ -109,10 +76,10 @@ def weights_digest(model: Any, progress: Progress | None = None) -> bytes:
 
 
 def config_text(model: Any) -> str:
-    """The named fields of the model's text configuration, canonically: sorted JSON, absent fields left out."""
-    config = model.config.get_text_config(decoder=True)
-    fields = {name: _plain(getattr(config, name)) for name in CONFIG_FIELDS if hasattr(config, name)}
-    return json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    """The model's text configuration without the fields of :data:`LEFT_OUT` and private ones, as sorted JSON."""
+    fields = model.config.get_text_config(decoder=True).to_dict()
+    kept = {name: _plain(value) for name, value in fields.items() if name[:1] != "_" and name not in LEFT_OUT}
+    return json.dumps(kept, sort_keys=True, separators=(",", ":"))
 
 
 def _plain(value: Any) -> Any:

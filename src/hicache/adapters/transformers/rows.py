@@ -265,6 +265,12 @@ class RowsLayer(CacheLayerMixin):
                     start=self._length,
                     end=end,
                 )
+            if states.dtype != rows.dtype:
+                raise ConfigError(
+                    "the model computes in another dtype than when it was attached; autocast is not supported",
+                    attached=rows.dtype,
+                    now=states.dtype,
+                )
             rows[self._length : end].copy_(states[0].transpose(0, 1))
         self._length = end
         self._show()
