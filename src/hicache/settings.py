@@ -5,8 +5,9 @@
 Four sources, the first that says something wins, key by key: keyword arguments, then the environment, then the
 TOML file, then the defaults below. A key in a table is written with a dot (``store.path``); its environment
 variable is the key in capitals with ``_`` for ``.`` (``HICACHE_STORE_PATH``), and ``HICACHE_CONFIG`` names the
-file. SGLang's option names are taken as keywords and in a file, for the keys they mean. An optional table (``device``, ``host``, ``store``) is switched off by the word ``off``. A table whose
-``type`` differs from the one below it replaces it whole.
+file. SGLang's option names are taken as keywords and in a file, for the keys they mean. An optional table
+(``device``, ``host``, ``store``) is switched off by the word ``off``. A table whose ``type`` differs from the one
+below it replaces it whole.
 
 Nothing is clamped, guessed or ignored: an unknown key or variable, a wrong type or a bad size is a ConfigError
 that names the key, the value, what was expected and the nearest valid name. This is the one module that reads

@@ -179,7 +179,7 @@ def test_one_field_framed_like_two_is_not_two():
     assert Namespace.of({"a": tail}).root != two.root
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(*[st.dictionaries(st.text(max_size=3), st.text(max_size=3) | st.integers(-2, 2), max_size=3)] * 2)
 def test_roots_are_equal_only_for_equal_fields(one, other):
     def is_set(fields):
@@ -234,7 +234,7 @@ def test_record_keys_are_40_bytes():
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.tuples(st.sampled_from("ab"), st.lists(st.integers(0, 2), max_size=12)), min_size=1, max_size=8

@@ -91,7 +91,7 @@ values = st.one_of(
 )
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(st.dictionaries(names, values, max_size=5))
 def test_nonsense_is_resolved_or_refused_and_nothing_else(options):
     try:
@@ -107,7 +107,7 @@ def test_nonsense_is_resolved_or_refused_and_nothing_else(options):
     assert (found.chosen is None) == bool(found.refusals)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(max_size=20))
 def test_nonsense_that_goes_round_the_edge_is_refused_too(word):
     for name in ("layout", "io", "store", "into_host", "into_store", "host_mode", "prefetch"):

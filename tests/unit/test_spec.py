@@ -70,7 +70,7 @@ def serves(rule, present, boundary: int) -> bool:
     return all(token // PAGE in present for token in tokens)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.lists(
         st.tuples(
