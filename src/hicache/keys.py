@@ -36,6 +36,14 @@ def _framed(data: bytes) -> bytes:
     return len(data).to_bytes(8, "little") + data
 
 
+def _is_text(value: object) -> bool:
+    """False for what is no text, and for text with half a surrogate pair in it, which no encoding has bytes for."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class Namespace:
     """What must be equal for two pages of the same tokens to hold the same bytes.
@@ -55,6 +63,9 @@ class Namespace:
         """Build a namespace from named fields; a value must be str, bytes, int or None."""
         kept: list[tuple[str, FieldValue]] = []
         digest = hashlib.sha256(b"hicache.namespace.1\0")
+        for name in fields:
+            if not _is_text(name):
+                raise ConfigError("the name of a namespace field must be text", field=repr(name))
         for name in sorted(fields):
             value = fields[name]
             if type(value) not in _TAGS:
@@ -63,6 +74,10 @@ class Namespace:
                 )
             if value is None or value in ("", b""):
                 continue
+            if isinstance(value, str) and not _is_text(value):
+                raise ConfigError(
+                    "a namespace field is not text that UTF-8 can hold", field=name, value=repr(value)
+                )
             raw = value if isinstance(value, bytes) else str(value).encode()
             digest.update(_framed(name.encode()) + _TAGS[type(value)] + _framed(raw))
             kept.append((name, value))
@@ -79,7 +94,10 @@ class Namespace:
 
 def _token_bytes(tokens: TokenIds) -> memoryview:
     """The tokens as u32 little endian; ConfigError when one is not an integer of 0 .. 2^32 - 1."""
-    array = np.asarray(tokens)
+    try:
+        array = np.asarray(tokens)
+    except (ValueError, TypeError, OverflowError) as error:  # rows of different lengths, or what is no number
+        raise ConfigError("token ids must be one row of integers", type=type(tokens).__name__) from error
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise ConfigError("token ids must be one row of integers", shape=array.shape, dtype=array.dtype)
     if array.size and (int(array.min()) < 0 or int(array.max()) > _TOKEN_MAX):
@@ -96,14 +114,24 @@ def page_keys(
     does not fill a page has no key.
     """
     positive("page_tokens", page_tokens)
+    _key(parent)
     raw, step = _token_bytes(tokens), 4 * page_tokens
     keys = list(known)
+    if len(keys) > len(raw) // step:
+        raise ConfigError(
+            "more keys are known than there are full pages", known=len(keys), pages=len(raw) // step
+        )
     key = keys[-1] if keys else parent
     sha256 = hashlib.sha256
     for start in range(step * len(keys), len(raw) - step + 1, step):
         key = sha256(key + raw[start : start + step]).digest()
         keys.append(key)
     return keys
+
+
+def _key(key: object) -> None:
+    if not isinstance(key, bytes) or len(key) != KEY_NBYTES:
+        raise ConfigError("a key is 32 bytes", key=repr(key))
 
 
 def engine_keys(root: PageKey, block_hashes: Sequence[bytes], blocks_a_page: int = 1) -> list[PageKey]:

@@ -123,7 +123,10 @@ class MemoryStoreSettings(Table, frozen=True, kw_only=True, tag="memory"):
 
 
 class SegmentStoreSettings(Table, frozen=True, kw_only=True, tag="segment"):
-    """Pages on a local disk that outlive the process. ``cap``: bytes on disk; default: a tenth of what is free."""
+    """Pages on a local disk that outlive the process; a ``path`` alone means this store.
+
+    cap: bytes on disk; default: a tenth of what is free.
+    """
 
     path: str
     cap: int | str | None = None
@@ -267,7 +270,8 @@ def read(
     """Settings from keywords, environment, file and defaults, in this order, and where each key came from.
 
     ``file`` wins over ``HICACHE_CONFIG``; a file that is named must exist. ``environ`` stands for the process's
-    own. A keyword may be a value, a mapping or one of the classes above; None means off.
+    own. A keyword may be a value, a mapping or one of the classes above; None means off for a table, and nothing
+    asked for a value.
     """
     variables = dict(os.environ if environ is None else environ)
     _refuse_strangers(variables)
@@ -355,7 +359,7 @@ def _flat(table: Mapping[str, object]) -> dict[str, object]:
         if isinstance(value, Mapping) and value and name in Settings.__struct_fields__:
             rows |= {f"{name}.{key}": inner for key, inner in value.items()}
         else:
-            rows[name] = OFF if value is None else value
+            rows[name] = OFF if value is None and tables_in(kinds_of(Settings).get(name)) else value
     return rows
 
 

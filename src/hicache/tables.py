@@ -1,7 +1,7 @@
 """Strict tables: frozen records whose every value has the type it is declared with, however they were made.
 
 A field is a plain value, a table, or one of several tables told apart by ``type`` (their tag; at most one has
-none and takes every other name). A field that may be None is switched off by the word ``off``. Anything that does
+none and takes every other name), which may be left out where the other keys fit only one of them. A field that may be None is switched off by the word ``off``. Anything that does
 not fit exactly is a ConfigError naming the key with its path, the value, what was expected and the nearest name.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from functools import cache
 from types import NoneType
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -88,6 +88,8 @@ def optional(kind: object) -> bool:
 
 def words(kind: object) -> str:
     """A type as a person would say it."""
+    if get_origin(kind) is dict:
+        return "a table"
     parts = get_args(kind)
     if parts and all(isinstance(part, str) for part in parts):
         return "one of " + ",".join(parts)
@@ -113,7 +115,7 @@ def from_table(kind: type[T], table: Mapping[str, object], path: str = "") -> T:
         key = f"{path}{name}"
         if name not in kind.__struct_fields__:
             raise ConfigError(
-                "unknown key", key=key, value=repr(value), nearest=path + nearest(str(name), names_of(kind))
+                "unknown key", key=key, value=repr(value), nearest=path + _meant(kind, str(name))
             )
         hint = kinds_of(kind)[name]
         values[name] = _inner(hint, value, key) if tables_in(hint) else value
@@ -129,6 +131,16 @@ def from_table(kind: type[T], table: Mapping[str, object], path: str = "") -> T:
         raise
 
 
+def _meant(kind: type[Table], name: str) -> str:
+    """The key that is most likely meant: one of this table's, or one of that very name in a table below."""
+    below = [
+        f"{outer}.{name}"
+        for outer, hint in kinds_of(kind).items()
+        if any(name in names_of(table) for table in tables_in(hint))
+    ]
+    return " or ".join(below) or nearest(name, names_of(kind))
+
+
 def _inner(hint: object, value: object, key: str) -> Table | None:
     tables = tables_in(hint)
     if isinstance(value, tables):
@@ -141,7 +153,8 @@ def _inner(hint: object, value: object, key: str) -> Table | None:
     tags = {str(table.__struct_config__.tag): table for table in tables if table.__struct_config__.tag}
     if not tags:
         return from_table(tables[0], value, key + ".")
-    kind = value.get("type")
+    fitting = [tag for tag, table in tags.items() if value and set(value) <= set(table.__struct_fields__)]
+    kind = value.get("type", fitting[0] if len(fitting) == 1 else None)
     if not isinstance(kind, str) or not kind:
         raise ConfigError("a type is missing", key=f"{key}.type", value=repr(kind), known=",".join(tags))
     if kind in tags:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
@@ -78,6 +79,8 @@ def test_help_of_the_demo_shows_every_option_but_the_hidden_ones_and_imports_no_
         ["demo", "--model-dtype", "int3"],
         ["demo", "--chart", "/nowhere/at/all.png"],
         ["demo", "--json", "/nowhere/at/all.json"],
+        ["demo", "--resume", os.devnull],
+        ["resolve", "--page-size", "0"],
         [],
     ],
 )
@@ -104,6 +107,17 @@ def test_an_error_is_one_line_and_an_exit_code(monkeypatch, capsys, error, statu
     said = capsys.readouterr().err.strip()
     assert words in said
     assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [("version",), ("resolve",), ("resolve", "--json"), ("--help",)])
+def test_output_that_cannot_be_written_is_one_line_and_a_failure(arguments):
+    with Path("/dev/full").open("w") as full:
+        child = subprocess.run(
+            [sys.executable, "-m", "hicache.cli", *arguments],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert child.returncode == 1
+    assert child.stderr.splitlines() == [f"hicache: stopped: {os.strerror(errno.ENOSPC)}"]
 
 
 def test_version_is_one_json_object_when_asked(capsys):

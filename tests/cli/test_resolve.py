@@ -62,12 +62,20 @@ def test_json_says_what_was_asked_chosen_and_why(capsys, arguments, layout, io):
         ["--platform", "cuda", "--layout", "page_first", "--io", "direct", "--strict"],
         ["--platform", "cuda", "--host-mode", "staging"],
         ["--platform", "cuda", "--write-policy", "back", "--engine-evicts"],
+        ["--platform", "cuda", "--host-ratio", "2"],
     ],
 )
 def test_what_is_refused_ends_with_2_and_reasons(capsys, arguments):
     status, found = resolve(capsys, *arguments)
     assert (status, found["chosen"]) == (2, None)
     assert found["refusals"]
+    assert (found["nearest"] is not None) == ("--strict" in arguments), "a pair helps where the pair is wrong"
+
+
+def test_sglangs_size_goes_before_its_ratio(capsys):
+    _, found = resolve(capsys, "--hicache-size", "3", "--hicache-ratio", "2", "--device-bytes", "1GiB")
+    assert found["requested"]["host_bytes"] == 3 * 10**9
+    assert found["requested"]["host_ratio"] is None
 
 
 @pytest.mark.parametrize(
@@ -125,6 +133,15 @@ def test_the_doctor_shows_everything_and_a_verdict(capsys, monkeypatch, tmp_path
     assert found["verdict"]["level"] in ("ok", "slow")
     assert not (tmp_path / "kv").exists(), "nothing is left behind"
     assert not list(tmp_path.glob(".hicache-doctor-*"))
+
+
+def test_the_doctor_tries_the_cap_that_is_configured(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("HICACHE_STORE_PATH", str(tmp_path / "kv"))
+    monkeypatch.setenv("HICACHE_STORE_CAP", "8KiB")
+    assert main(["doctor"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "self-test of the store" in said
+    assert "store.cap beside the bytes of a page" in said
 
 
 def test_the_doctor_says_what_to_change(capsys, monkeypatch, tmp_path):

@@ -118,7 +118,21 @@ def test_ids_at_the_edges(token):
 
 @pytest.mark.parametrize(
     "tokens",
-    [[-1], [2**32], [2**64], [2**70], [1.5], np.array([1.0]), ["1"], [[1, 2]], [True], [None], np.array(3)],
+    [
+        [-1],
+        [2**32],
+        [2**64],
+        [2**70],
+        [1.5],
+        np.array([1.0]),
+        ["1"],
+        [[1, 2]],
+        [[1], [2, 3]],
+        [True],
+        [None],
+        "abc",
+        np.array(3),
+    ],
     ids=str,
 )
 def test_ids_that_are_none(tokens):
@@ -130,6 +144,18 @@ def test_ids_that_are_none(tokens):
 def test_a_page_has_tokens(page_tokens):
     with pytest.raises(ConfigError):
         page_keys(namespace().root, TOKENS, page_tokens)
+
+
+@pytest.mark.parametrize("parent", [None, "x" * 32, b"", b"x", b"x" * 33, bytearray(32)], ids=repr)
+def test_a_parent_that_is_no_key_is_refused(parent):
+    with pytest.raises(ConfigError, match="32 bytes"):
+        page_keys(parent, TOKENS, PAGE)
+
+
+def test_more_known_keys_than_pages_are_refused():
+    root = namespace().root
+    with pytest.raises(ConfigError, match="known=2 pages=1"):
+        page_keys(root, TOKENS[: 2 * PAGE - 1], PAGE, known=page_keys(root, TOKENS[: 2 * PAGE], PAGE))
 
 
 def test_only_full_pages_have_keys():
@@ -201,6 +227,14 @@ def test_order_of_fields_does_not_matter():
 def test_a_field_of_another_type_is_refused(value):
     with pytest.raises(ConfigError, match="weights"):
         Namespace.of({"weights": value})
+
+
+@pytest.mark.parametrize(
+    "fields", [{1: "a"}, {"a": "\ud800"}, {"\ud800": "a"}, {None: "a", "b": 1}], ids=ascii
+)
+def test_what_cannot_be_a_field_is_refused(fields):
+    with pytest.raises(ConfigError, match="namespace field"):
+        Namespace.of(fields)
 
 
 def test_derived_namespaces():

@@ -163,7 +163,11 @@ def test_tables_are_merged_key_by_key_unless_switched_off_or_of_another_type():
         ({"io": "kernle"}, "io", {"nearest": "kernel"}),
         ({"host": None}, "host", {"device": "off"}),
         ({"store": {"type": "segment"}}, "store.path", {"expected": "str"}),
-        ({"store": {"path": "/a"}}, "store.type", {"known": "memory,segment"}),
+        ({"store": {"cap": "1GiB"}}, "store.type", {"known": "memory,segment"}),
+        ({"store": {"type": "theirs", "table": None}}, "store.table", {"expected": "a table"}),
+        ({"bytes": 3}, "bytes", {"nearest": "device.bytes or host.bytes"}),
+        ({"path": "/a"}, "path", {"nearest": "store.path"}),
+        ({"strict": None}, "strict", {"value": "None"}),
         ({"store": {"type": "segmnt", "path": "/a"}}, "store.type", {"nearest": "segment"}),
         ({"store": {"type": "memory", "cap": 1, "path": "/a"}}, "store.path", {}),
         ({"store": {"type": "segment", "path": ""}}, "store.path", {}),
@@ -179,6 +183,17 @@ def test_what_does_not_fit_is_named(given_, key, more):
         load(environ={}, **given_)
     assert refusal.value.context["key"] == key
     assert refusal.value.context.items() >= more.items()
+
+
+def test_a_type_may_be_left_out_where_the_keys_fit_only_one():
+    assert load(environ={"HICACHE_STORE_PATH": "/a"}).store == SegmentStoreSettings(path="/a")
+    assert load(environ={}, store={"path": "/a", "cap": "1GiB"}).store == SegmentStoreSettings(
+        path="/a", cap="1GiB"
+    )
+
+
+def test_none_asks_for_nothing_whatever_lies_below():
+    assert load(environ={"HICACHE_LAYOUT": "page_head"}, layout=None).layout is None
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,7 @@ def test_what_our_other_tiers_take_is_not_given_twice():
     budget = Budget(Snapshot(10 << 20), reserve=0)
     assert isinstance(size(HostSize(nbytes=4 << 20), facts, budget), Sized)
     assert "6291456 taken" in size(HostSize(nbytes=5 << 20), facts, budget)
+    assert size(HostSize(nbytes=1), facts, Budget(Snapshot(6 << 20), reserve=0)).startswith("the device tier")
 
 
 def test_a_host_tier_smaller_than_the_device_works_and_one_below_a_page_does_not():

@@ -6,7 +6,10 @@ wrongly, 130 interrupted. Nothing here imports torch, lmdb or an engine, so help
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
+import sys
 from collections.abc import Sequence
 
 import click
@@ -90,6 +93,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code."""
     try:
         status = group.main(args, prog_name="hicache", standalone_mode=False)
+        sys.stdout.flush()
     except click.exceptions.Abort:
         return _said("interrupted", 130)
     except click.ClickException as error:
@@ -101,7 +105,16 @@ def main(args: Sequence[str] | None = None) -> int:
         return _said(f"this is a bug in HiCache, please report it: {error}", 1)
     except HiCacheError as error:
         return _said(str(error), 1)
+    except OSError as error:  # the output is full, or whoever read it has gone
+        _drop_output()
+        return _said(f"stopped: {error.strerror or error}", 1)
     return status if isinstance(status, int) else 0
+
+
+def _drop_output() -> None:
+    """What is still to be written goes nowhere, or the interpreter would try once more at its end and complain."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _said(message: str, status: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import cast
 
 import click
 from rich import box
@@ -11,7 +12,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from hicache.capability import ABILITIES, Shards
-from hicache.errors import ConfigError
 from hicache.resolve import Candidate, Resolution, resolve
 from hicache.resolve.catalog import PLATFORMS, declarations, detect, simulate
 from hicache.resolve.compatibility import ATTENTIONS, PAGE_TOKENS, attention
@@ -19,6 +19,7 @@ from hicache.resolve.request import DEFAULTS, one_of, wishes
 from hicache.tables import parse_bytes
 
 LOG_WIDTH = 110
+COUNT = click.IntRange(min=1)
 
 
 @click.command("resolve")
@@ -34,18 +35,19 @@ LOG_WIDTH = 110
 @click.option(
     "--host-mode", "--hicache-host-memory-mode", help="What host memory is for: cache, staging or off."
 )
-@click.option("--host-ratio", "--hicache-ratio", help="Host tier, as a multiple of the device's pages.")
+@click.option("--host-ratio", help="Host tier, as a multiple of the device's pages.")
 @click.option("--host-bytes", help="Host tier, such as 64GiB.")
+@click.option("--hicache-ratio", help="As --host-ratio; --hicache-size goes before it.")
 @click.option("--hicache-size", help="Host tier in gigabytes (10^9 bytes).")
 @click.option(
     "--prefetch", "--hicache-storage-prefetch-policy", help="best_effort, timeout or wait_complete."
 )
 @click.option(
-    "--page-size", "page_tokens", type=int, default=PAGE_TOKENS, show_default=True, help="Tokens a page."
+    "--page-size", "page_tokens", type=COUNT, default=PAGE_TOKENS, show_default=True, help="Tokens a page."
 )
 @click.option("--device-bytes", help="The device's pages, for a ratio, such as 40GiB.")
-@click.option("--tensor", type=int, default=1, help="Tensor parallel ranks that share a page.")
-@click.option("--pipeline", type=int, default=1, help="Pipeline stages that share a page.")
+@click.option("--tensor", type=COUNT, default=1, help="Tensor parallel ranks that share a page.")
+@click.option("--pipeline", type=COUNT, default=1, help="Pipeline stages that share a page.")
 @click.option(
     "--engine-evicts",
     is_flag=True,
@@ -68,7 +70,7 @@ def command(
     What is not given is a default, not a wish. With --platform or --without another machine is planned for, with
     pieces that need not be here. Exit code 2 when nothing can run.
     """
-    shards = Shards(_whole(options.pop("tensor")), _whole(options.pop("pipeline")))
+    shards = Shards(cast("int", options.pop("tensor")), cast("int", options.pop("pipeline")))
     own_device = not options.pop("engine_evicts")
     machine = detect() if platform is None and without is None else None
     if machine is None:
@@ -93,12 +95,6 @@ def command(
     else:
         show(found, Console(highlight=False))
     return 0 if found.chosen is not None else 2
-
-
-def _whole(value: object) -> int:
-    if not isinstance(value, int):
-        raise ConfigError("not a number", value=repr(value))
-    return value
 
 
 def show(found: Resolution, console: Console) -> None:
@@ -139,8 +135,8 @@ def show(found: Resolution, console: Console) -> None:
     console.print(candidates_table(found.candidates))
     for reason in found.refusals:
         console.print(f"[red]refused:[/] {escape(reason)}")
-    if chosen is None:
-        console.print(f"nearest that works: {found.nearest.pair if found.nearest else 'none'}")
+    if found.nearest is not None:
+        console.print(f"nearest that works: {found.nearest.pair}")
 
 
 def candidates_table(candidates: tuple[Candidate, ...]) -> Table:

@@ -113,7 +113,10 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The outcome. Either ``chosen`` is set, or ``refusals`` say why not; ``nearest`` is a pair that could run."""
+    """The outcome. Either ``chosen`` is set, or ``refusals`` say why not.
+
+    ``nearest`` is a pair that could run; None where something else than the pair is refused.
+    """
 
     request: Request
     platform: str
@@ -140,12 +143,13 @@ class Resolution:
         if self.chosen is not None:
             return self.chosen
         request = self.request
+        nearest = {"nearest": self.nearest.pair} if self.nearest else {}
         raise ConfigError(
             "; ".join(self.refusals),
             platform=self.platform,
             **{name: request.wish(name) for name in DEFAULTS},
             spec=request.spec.describe(),
-            nearest=self.nearest.pair if self.nearest else "none",
+            **nearest,
         )
 
     def as_request(self) -> Request:
@@ -198,14 +202,14 @@ def resolve(request: Request, declarations: Declarations, budget: Budget | None 
         steps = [*_pair_steps(request, candidates, best), *steps]
     outcome = Resolution(request, declarations.platform.platform, None, (), candidates, nearest=best)
     if refusals or best is None:
-        return replace(outcome, refusals=tuple(refusals))
+        return replace(outcome, refusals=tuple(refusals), nearest=None)
     layout = declarations.layout(best.layout)
     sized: Sized | str | None = None
     if policies["host_mode"] != "off":
         facts = Facts(request.spec, layout, request.device_nbytes, request.taken_nbytes)
         sized = size(request.size, facts, budget)
     if isinstance(sized, str):
-        return replace(outcome, refusals=(sized,))
+        return replace(outcome, refusals=(sized,), nearest=None)
     warned = [step for step in steps if step.warning]
     if request.strict and warned:
         return replace(outcome, refusals=tuple(f"strict: {step}" for step in warned))

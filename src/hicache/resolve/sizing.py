@@ -162,11 +162,17 @@ class Sized:
 def size(wish: HostSize, facts: Facts, budget: Budget | None) -> Sized | str:
     """The host tier, or why there cannot be one. Without a budget (nothing known of memory) nothing is compared."""
     room = None if budget is None else budget.nbytes - facts.taken_nbytes
+    if budget is not None and room is not None and room <= 0:
+        return (
+            f"the device tier, in host memory, is to have {facts.taken_nbytes} bytes, and {budget.nbytes} are there "
+            f"for it and the host tier: {_explained(budget)}"
+        )
     asked, how = _asked(wish, facts, budget, room)
     if asked is None:
         return how
-    if room is not None and asked > room:
-        return f"the host tier is to have {asked} bytes ({how}) and {room} are there: {_explained(budget, facts)}"
+    if budget is not None and room is not None and asked > room:
+        taken = f", {facts.taken_nbytes} taken by other tiers" if facts.taken_nbytes else ""
+        return f"the host tier is to have {asked} bytes ({how}) and {room} are there: {_explained(budget)}{taken}"
     one = nbytes_for(facts.spec, facts.layout, 1)
     if asked < one:
         return (
@@ -198,8 +204,5 @@ def _asked(wish: HostSize, facts: Facts, budget: Budget | None, room: int | None
     return asked, how
 
 
-def _explained(budget: Budget | None, facts: Facts) -> str:
-    assert budget is not None, "without a budget nothing is compared"
-    return f"{budget.snapshot.usable} usable, {budget.kept} left alone, shared by {budget.ranks} ranks" + (
-        f", {facts.taken_nbytes} taken by other tiers" if facts.taken_nbytes else ""
-    )
+def _explained(budget: Budget) -> str:
+    return f"{budget.snapshot.usable} usable, {budget.kept} left alone, shared by {budget.ranks} ranks"

@@ -128,24 +128,25 @@ def _run(options: Options) -> int:
     place = Place(options["store"])
     with Show(stderr=json_file is not None and json_file.name == "<stdout>") as show:
         place.open()
-        show.note(f"HiCache {__version__}: a prompt's KV cache is kept, pushed out, and found again.")
-        show.note(f"Store:    {place.path}")
         try:
+            show.note(f"HiCache {__version__}: a prompt's KV cache is kept, pushed out, and found again.")
+            show.note(f"Store:    {place.path}")
             prepare(show.step)
             from hicache.cli.demo.run import Demo
 
             report = Demo(_plan(options), place, show).run()
-        except BaseException:
+            show.end(report.turns, report.figures)
+            if options["delete"]:
+                place.delete()
+            if json_file is not None:
+                json_file.write(json.dumps(report.as_dict(place), indent=1) + "\n")
+                json_file.flush()
+            if options["chart"] is not None:
+                _draw(report, options["chart"], show)
+            show.place(place)
+        except BaseException:  # also: nobody reads any more. Nobody was told yet where the store is.
             place.delete()
             raise
-        show.end(report.turns, report.figures)
-        if options["delete"]:
-            place.delete()
-        if json_file is not None:
-            json_file.write(json.dumps(report.as_dict(place), indent=1) + "\n")
-        if options["chart"] is not None:
-            _draw(report, options["chart"], show)
-        show.place(place)
         show.verdict(report)
     return 1 if report.problems else 0
 

@@ -72,7 +72,7 @@ class Place:
 
     def delete(self) -> None:
         """Remove what the demo has stored, and the directory if the demo made it; nothing of anybody else's."""
-        if not self._opened:
+        if not self._opened or self.deleted:
             return
         shutil.rmtree(self.pages, ignore_errors=True)
         for path in (self.record, self.path / "handover.json"):

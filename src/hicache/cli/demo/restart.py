@@ -18,7 +18,7 @@ import msgspec
 
 from hicache.cli.demo.engine import load_engine, prepare
 from hicache.cli.demo.plan import FiguresDone, Handover, Message, Step, TurnDone
-from hicache.errors import DataError, UnavailableError
+from hicache.errors import ConfigError, DataError, UnavailableError
 
 LIMIT_S = 1800.0
 """The new process is ended when it has not finished by then."""
@@ -60,7 +60,10 @@ def _decoded(line: bytes) -> Message:
 
 def resume(path: Path) -> int:
     """The new process: go on with every conversation and measure storage again; returns the exit code."""
-    handover = msgspec.json.decode(path.read_bytes(), type=Handover)
+    try:
+        handover = msgspec.json.decode(path.read_bytes(), type=Handover)
+    except msgspec.DecodeError as error:
+        raise ConfigError("not what a demo hands over to its new process", path=path, cause=error) from error
 
     def tell(text: str) -> None:
         _send(Step(f"new process: {text}"))

@@ -85,7 +85,10 @@ def trial_store(settings: Settings, spec: CacheSpec) -> Iterator[Store | None]:
         _ours(Path(wanted.path).expanduser())
         there = existing(Path(wanted.path).expanduser().absolute())
         folder = tempfile.mkdtemp(prefix=".hicache-doctor-", dir=there)
-        wanted = SegmentStoreSettings(path=folder, cap=STORE_NBYTES)
+        cap = wanted.options()["cap_bytes"]
+        wanted = SegmentStoreSettings(
+            path=folder, cap=min(cap, STORE_NBYTES) if isinstance(cap, int) else STORE_NBYTES
+        )
     store = None
     try:
         store = None if wanted is None else make_store(wanted, spec)
@@ -137,7 +140,9 @@ def _judged(report: Report, plain: float) -> tuple[dict[str, object], list[Findi
     if report.store is not None:
         found.append(
             Finding(
-                "wrong", f"self-test of the store: {report.store}", "the store would be off: see its disk"
+                "wrong",
+                f"self-test of the store: {report.store}",
+                "the store would be off: see its disk, and store.cap beside the bytes of a page",
             )
         )
     for leg, speed in speeds.items():
