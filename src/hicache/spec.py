@@ -8,6 +8,7 @@ them. Sizes are read from the engine's real tensors, never from a model configur
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +20,17 @@ def positive(name: str, value: object, *, minimum: int = 1) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
         raise ConfigError(f"{name} must be an integer of at least {minimum}", **{name: repr(value)})
     return value
+
+
+def _check_name(of: str, name: object) -> None:
+    """ConfigError unless ``name`` can stand in :meth:`CacheSpec.describe`, where signs of its own part the fields."""
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+        raise ConfigError(f"the name of a {of} must be letters, digits, _ . or -", name=ascii(name))
+
+
+def _check_kinds(what: str, values: object, kind: type) -> None:
+    if not isinstance(values, tuple) or not all(isinstance(value, kind) for value in values):
+        raise ConfigError(f"{what} must be a tuple of {kind.__name__}", given=repr(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +48,7 @@ class Plane:
     item_nbytes: int
 
     def __post_init__(self) -> None:
+        _check_name("plane", self.name)
         for name in ("layers", "tokens", "heads", "item_nbytes"):
             positive(f"plane {self.name!r}: {name}", getattr(self, name))
 
@@ -77,8 +90,14 @@ class Group:
     rule: Rule = field(default_factory=Full)
 
     def __post_init__(self) -> None:
+        _check_name("group", self.name)
+        _check_kinds(f"planes of group {self.name}", self.planes, Plane)
         if not self.planes:
             raise ConfigError("a group needs at least one plane", group=self.name)
+        if not isinstance(self.rule, Rule):
+            raise ConfigError(
+                "the rule of a group is Full, Window or State", group=self.name, rule=repr(self.rule)
+            )
         names = [plane.name for plane in self.planes]
         if len(set(names)) != len(names):
             raise ConfigError("plane names repeat in a group", group=self.name, planes=names)
@@ -103,8 +122,12 @@ class CacheSpec:
     def __post_init__(self) -> None:
         positive("page_tokens", self.page_tokens)
         positive("shards", self.shards)
+        _check_kinds("groups", self.groups, Group)
         if not self.groups:
             raise ConfigError("a cache spec needs at least one group")
+        names = [group.name for group in self.groups]
+        if len(set(names)) != len(names):
+            raise ConfigError("group names repeat in a cache spec", groups=names)
         for group in self.groups:
             for plane in group.planes:
                 if plane.tokens > 1 and self.page_tokens % plane.tokens:

@@ -101,3 +101,63 @@ def test_a_size_that_is_none_is_refused_with_the_number(field, size):
 def test_a_v_head_of_no_width_is_refused():
     with pytest.raises(ConfigError, match="item_nbytes=0"):
         spec_of(("kv", [DevicePool("k", 1, 128, BF16), DevicePool("v", 1, 0, BF16)], FULL))
+
+
+def latent(rows):
+    """One plane of two layers, two heads and 32 bytes; ``rows`` for each layer, and all of it asked for."""
+    group = Group("kv", (Plane("latent", 2, PAGE, 2, 32),))
+    return rows_surface(group, [rows], PAGES)
+
+
+def whole(*shape):
+    return np.zeros(shape, np.uint8)
+
+
+ROWS = PAGES * PAGE
+
+
+def test_rows_may_have_any_strides_that_keep_their_bytes_apart():
+    wide = whole(ROWS, 2, 2, 64)
+    latent([wide[:, 0, :, ::2], wide[:, 1, :, ::2]])
+    latent([whole(ROWS, 2, 32)[::-1], whole(2, ROWS, 32).transpose(1, 0, 2)])
+
+
+@pytest.mark.parametrize(
+    "rows, said",
+    [
+        (lambda: [np.broadcast_to(whole(1, 2, 32), (ROWS, 2, 32))] * 2, "writable"),
+        (
+            lambda: [np.lib.stride_tricks.as_strided(whole(99_999), (ROWS, 2, 32), (48, 32, 1))] * 2,
+            "overlap.*48, 32, 1",
+        ),
+        (lambda: [np.lib.stride_tricks.as_strided(whole(99_999), (ROWS, 2, 32), (32, 0, 1))] * 2, "overlap"),
+        (lambda: [whole(ROWS, 2, 32)] * 2, "one address"),
+        (lambda: [whole(ROWS, 2, 32), None], "NoneType"),
+        (lambda: [whole(ROWS, 2, 32), np.zeros((ROWS, 2, 8), np.float32)], "float32"),
+    ],
+)
+def test_rows_that_a_load_would_write_over_each_other_are_refused(rows, said):
+    with pytest.raises(ConfigError, match=said):
+        latent(rows())
+
+
+@pytest.mark.parametrize("name", ["", "k:1x1x1x1,v", "k]", 3, None, "\ud800"])
+def test_a_name_that_could_pose_as_another_geometry_is_refused(name):
+    with pytest.raises(ConfigError, match="name of a plane"):
+        Plane(name, 1, PAGE, 1, 2)
+    with pytest.raises(ConfigError, match="name of a group"):
+        Group(name, (Plane("k", 1, PAGE, 1, 2),))
+
+
+def test_what_is_not_a_group_or_a_rule_is_refused():
+    plane = Plane("k", 1, PAGE, 1, 2)
+    group = Group("kv", (plane,))
+    for make in (
+        lambda: Group("kv", [plane]),
+        lambda: Group("kv", ("k",)),
+        lambda: Group("kv", (plane,), "full"),
+        lambda: CacheSpec([group], PAGE),
+        lambda: CacheSpec((group, group), PAGE),
+    ):
+        with pytest.raises(ConfigError):
+            make()

@@ -15,7 +15,7 @@ from hicache.data.platform.base import Buffer, Platform, Progress
 from hicache.errors import ConfigError, InvariantError
 from hicache.layout import PAGE_ALIGNMENT, Layout, Placement, place
 from hicache.records import Where
-from hicache.spec import CacheSpec, Group, positive
+from hicache.spec import CacheSpec, Group, Plane, positive
 
 
 def surface_of(placement: Placement, memory: Bytes) -> Surface:
@@ -46,8 +46,8 @@ def surface_of(placement: Placement, memory: Bytes) -> Surface:
 def rows_surface(group: Group, rows: Sequence[Sequence[Bytes]], pages: int) -> Surface:
     """The first ``pages`` pages of an engine's working rows, as views: nothing is copied.
 
-    ``rows[plane][layer]`` holds the bytes of one plane and layer as (rows, heads, item bytes), with any strides;
-    page i is rows ``i * tokens`` to ``(i + 1) * tokens``.
+    ``rows[plane][layer]`` holds the bytes of one plane and layer as (rows, heads, item bytes), with any strides
+    under which no two bytes share an address; page i is rows ``i * tokens`` to ``(i + 1) * tokens``.
     """
     positive("pages", pages, minimum=0)
     if len(rows) != len(group.planes):
@@ -55,28 +55,15 @@ def rows_surface(group: Group, rows: Sequence[Sequence[Bytes]], pages: int) -> S
             "one entry for each plane", group=group.name, entries=len(rows), planes=len(group.planes)
         )
     views: list[tuple[Bytes, ...]] = []
+    places: set[int] = set()
     for plane, layers in zip(group.planes, rows, strict=True):
         if len(layers) != plane.layers:
             raise ConfigError(
                 "one array for each layer", plane=plane.name, arrays=len(layers), layers=plane.layers
             )
-        need = pages * plane.tokens
         for array in layers:
-            if array.dtype != np.uint8 or array.shape[1:] != (plane.heads, plane.item_nbytes):
-                raise ConfigError(
-                    "rows must be bytes of shape (rows, heads, item)",
-                    plane=plane.name,
-                    dtype=array.dtype,
-                    shape=array.shape,
-                    wanted=(need, plane.heads, plane.item_nbytes),
-                )
-            if array.shape[0] < need:
-                raise ConfigError(
-                    "an engine has fewer rows than its pages need",
-                    plane=plane.name,
-                    rows=array.shape[0],
-                    need=need,
-                )
+            _check_rows(plane, array, pages * plane.tokens)
+            places.add(array.__array_interface__["data"][0])
         shape = (pages, plane.tokens, plane.heads, plane.item_nbytes)
         views.append(
             tuple(
@@ -84,7 +71,35 @@ def rows_surface(group: Group, rows: Sequence[Sequence[Bytes]], pages: int) -> S
                 for array in layers
             )
         )
+    if pages and len(places) != sum(plane.layers for plane in group.planes):
+        raise ConfigError("two layers of an engine lie at one address", group=group.name)
     return Surface(tuple(views))
+
+
+def _check_rows(plane: Plane, array: Bytes, need: int) -> None:
+    """ConfigError unless ``need`` rows of one plane and layer can be read and written as bytes of their own."""
+    if not isinstance(array, np.ndarray):
+        raise ConfigError("rows must be numpy arrays", plane=plane.name, given=type(array).__name__)
+    about = {"plane": plane.name, "dtype": array.dtype, "shape": array.shape}
+    if array.dtype != np.uint8 or array.shape[1:] != (plane.heads, plane.item_nbytes):
+        raise ConfigError(
+            "rows must be bytes of shape (rows, heads, item)",
+            **about,
+            wanted=(need, plane.heads, plane.item_nbytes),
+        )
+    if array.shape[0] < need:
+        raise ConfigError(
+            "an engine has fewer rows than its pages need", plane=plane.name, rows=array.shape[0], need=need
+        )
+    if not array.flags.writeable:
+        raise ConfigError("an engine's rows must be writable", **about)
+    end = 1
+    for stride, size in sorted(
+        (abs(stride), size) for stride, size in zip(array.strides, array.shape, strict=True)
+    ):
+        if size > 1 and stride < end:
+            raise ConfigError("rows overlap in memory", **about, strides=array.strides)
+        end += stride * (size - 1)
 
 
 def nbytes_for(spec: CacheSpec, layout: Layout, slots: int) -> int:
