@@ -85,7 +85,7 @@ def test_an_index_of_another_format_is_refused(tmp_path):
     with store.directory.writing() as books:
         books.slots.set_number(b"format", 99)
     store.close()
-    with pytest.raises(IncompatibleError, match="format=99 ours=1"):
+    with pytest.raises(IncompatibleError, match="format=99 ours=2"):
         opened(tmp_path, 16)
 
 

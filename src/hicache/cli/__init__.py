@@ -26,9 +26,21 @@ COMMANDS = {
         "hicache.cli.doctor",
         "What this machine can do, what was configured, and whether it works: with a verdict.",
     ),
+    "gc": (
+        "hicache.cli.storage.gc",
+        "Remove stored pages by namespace, age or size, beside a running server.",
+    ),
+    "inspect": (
+        "hicache.cli.storage.inspect",
+        "What a store's directory holds: models, bytes, ages, uses.",
+    ),
     "resolve": (
         "hicache.cli.resolve",
         "What becomes of a layout and an I/O back end, here or on another machine, and why.",
+    ),
+    "verify": (
+        "hicache.cli.storage.verify",
+        "Read and check every stored page, and drop what is damaged.",
     ),
     "version": ("hicache.cli.version", "Which version this is, and of what it works with."),
 }

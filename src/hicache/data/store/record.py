@@ -32,7 +32,10 @@ class _Names(Mapping[int, str]):
     """Names of layouts by code, looked up when asked: another package may have brought one along since."""
 
     def __getitem__(self, code: int) -> str:
-        return next(layout.name for layout in LAYOUTS.values() if layout.code == code)
+        for layout in LAYOUTS.values():
+            if layout.code == code:
+                return layout.name
+        raise KeyError(code)
 
     def __contains__(self, code: object) -> bool:
         return any(layout.code == code for layout in LAYOUTS.values())

@@ -14,10 +14,15 @@ import lmdb
 
 from hicache.data.store.base import Iovec, WriteOutcome
 from hicache.data.store.record import NO_PARENT
+from hicache.data.store.segment.clock import now
 from hicache.data.store.segment.slots import Slots
 from hicache.data.store.segment.tables import Place, Row, Tables
 from hicache.data.store.segment.tree import Tree
 from hicache.policy import EvictionPolicy
+
+USES_MAX = 2**32 - 1
+WHO_MAX = 10_000
+"""Namespaces that are described: with a salt for each user there can be any number, and each takes some 200 bytes."""
 
 
 @dataclass(slots=True)
@@ -37,8 +42,8 @@ class Pending:
     place: Place | None = None
     outcome: WriteOutcome | None = None
 
-    def row(self, place: Place, rank: int) -> Row:
-        """The index row of this record in ``place``."""
+    def row(self, place: Place, rank: int, time: int) -> Row:
+        """The index row of this record in ``place``, written at ``time``."""
         return Row(
             segment=place.segment,
             offset=place.offset,
@@ -51,6 +56,8 @@ class Pending:
             children=0,
             parent=self.parent,
             namespace=self.namespace[:8],
+            written=time,
+            used=time,
         )
 
 
@@ -84,7 +91,9 @@ class Books:
         self.tally = Tally()
         self._policy = policy
         self._session = session
+        self._who = tables.who
         self._tick = self.slots.number(b"tick")
+        self._now = now()
 
     def finish(self) -> None:
         """Write what is kept in memory during the transaction; to be called just before its commit."""
@@ -99,7 +108,14 @@ class Books:
         """Mark a record as used; unknown keys are ignored."""
         row = self.tree.row(key)
         if row is not None:
+            row.used = max(row.used, self._now)
+            row.uses = min(row.uses + 1, USES_MAX)
             self.tree.rerank(key, row, self.next_rank(row.hint))
+
+    def introduce(self, root: bytes, about: str) -> None:
+        """Note what a namespace is, for whoever inspects the directory; not beyond ``WHO_MAX`` namespaces."""
+        if self.txn.stat(self._who)["entries"] < WHO_MAX:
+            self.txn.put(root[:8], about.encode(), overwrite=False, db=self._who)
 
     # -- taking and giving slots --------------------------------------------------------------------------------
 
@@ -166,12 +182,13 @@ class Books:
             self.give(place)
             return verdict
         self.slots.disown(self._session, place)
-        fresh = record.row(place, self.next_rank(record.hint))
+        fresh = record.row(place, self.next_rank(record.hint), self._now)
         hole = self.tree.row(record.key)
         if hole is None:
             self.tree.insert(record.key, fresh)
         else:  # the hole's place in the tree stays: its parent counts it, its children name it
             fresh.children, fresh.parent, fresh.rank = hole.children, hole.parent, max(fresh.rank, hole.rank)
+            fresh.used, fresh.uses = max(fresh.used, hole.used), hole.uses
             self.tree.put(record.key, fresh)
         return WriteOutcome.STORED
 

@@ -38,6 +38,7 @@ from hicache.data.store.segment.directory import Directory
 from hicache.data.store.segment.files import Files
 from hicache.data.store.segment.reader import Reader
 from hicache.data.store.segment.sharing import close_directory, open_directory
+from hicache.data.store.segment.survey import about
 from hicache.data.store.segment.tables import (
     BLOCK_NBYTES,
     Place,
@@ -124,7 +125,7 @@ class SegmentStore:
             batch = [self._pend(namespace, record) for record in records]
             live = [record for record in batch if record.outcome is None]
             try:
-                self._write(live)
+                self._write(namespace, live)
             except (lmdb.Error, OSError) as error:
                 log.warning("write to %s failed: %s", self._directory.path, error)
                 self._directory.owe(r.place for r in live if r.place is not None)
@@ -240,7 +241,7 @@ class SegmentStore:
             outcome=None if known and nbytes and namespace.durable else WriteOutcome.FAILED,
         )
 
-    def _write(self, batch: list[Pending]) -> None:
+    def _write(self, namespace: Namespace, batch: list[Pending]) -> None:
         """Take slots, write, sync, publish; what does not come so far leaves with its outcome on the way."""
         keys = {record.key for record in batch}
         keep = keys | {record.parent for record in batch}
@@ -253,7 +254,7 @@ class SegmentStore:
                 for record in self._put_all(full):
                     record.outcome = WriteOutcome.NO_ROOM
                     self._give_up(record)
-            self._publish([record for record in todo if record.outcome is None])
+            self._publish(namespace, [record for record in todo if record.outcome is None])
 
     def _admit(self, batch: list[Pending]) -> None:
         """Refuse what is there already or has no parent, and take a slot for each of the others."""
@@ -346,10 +347,11 @@ class SegmentStore:
                 record.outcome = WriteOutcome.NO_ROOM
         self._count(books, evicted_for_space=books.tally.evicted)
 
-    def _publish(self, records: list[Pending]) -> None:
+    def _publish(self, namespace: Namespace, records: list[Pending]) -> None:
         if not records:
             return
         with self._directory.writing() as books:
+            books.introduce(namespace.root, about(namespace))
             verdicts = [books.publish(r, r.place) for r in records if r.place is not None]
         for record, verdict in zip(records, verdicts, strict=True):
             record.outcome, record.place = verdict, None

@@ -5,6 +5,7 @@
 ``seg``  segment u32 -> :class:`SegmentRow`
 ``own``  (session u64, segment u32, offset u32) -> slot blocks u32: slots in the hands of a running process
 ``meta`` name -> u64 (or a name's bytes)
+``who``  first 8 bytes of a namespace's root -> what it is, as JSON for people
 
 Places are counted in blocks of 4 KiB. Pure packing; the transactions live in ``tree``, ``slots`` and ``books``.
 """
@@ -19,11 +20,11 @@ import lmdb
 from hicache.data.store.record import HEADER_NBYTES
 
 BLOCK_NBYTES = 4096
-FORMAT = 1
+FORMAT = 2
 RANK_MAX = 2**64 - 1
 SEGMENT_NBYTES_MAX = 256 << 20
 
-_ROW = struct.Struct(">IIIBBQQ8sI40s8s")
+_ROW = struct.Struct(">IIIBBQQ8sI40s8sIII")
 _SEGMENT = struct.Struct(">III")
 _LEAF = struct.Struct(">IQ")
 _OWN = struct.Struct(">QII")
@@ -59,7 +60,8 @@ class Place:
 class Row:
     """One record of the index. A hole has no place: it stands for a lost record that still has children.
 
-    ``namespace`` is the first 8 bytes of the namespace root (the record's header holds all 32).
+    ``namespace`` is the first 8 bytes of the namespace root (the record's header holds all 32). ``written`` and
+    ``used`` are seconds since 1970; ``uses`` counts the reads that ended at this record.
     """
 
     segment: int
@@ -73,6 +75,9 @@ class Row:
     children: int
     parent: bytes
     namespace: bytes
+    written: int
+    used: int
+    uses: int = 0
 
     def pack(self) -> bytes:
         """The row's value in ``rec``."""
@@ -88,6 +93,9 @@ class Row:
             self.children,
             self.parent,
             self.namespace,
+            self.written,
+            self.used,
+            self.uses,
         )
 
     @classmethod
@@ -192,8 +200,9 @@ class Tables:
     seg: lmdb._Database
     own: lmdb._Database
     meta: lmdb._Database
+    who: lmdb._Database
 
     @classmethod
-    def of(cls, env: lmdb.Environment) -> Tables:
+    def of(cls, env: lmdb.Environment, *, create: bool = True) -> Tables:
         """Open the tables, making those that are not there yet."""
-        return cls(*(env.open_db(name.encode()) for name in cls.__slots__))
+        return cls(*(env.open_db(name.encode(), create=create) for name in cls.__slots__))

@@ -76,7 +76,7 @@ class Tree:
                 raise InvariantError("a parent does not know its child", parent=key.hex())
             row = above
             row.children -= 1
-            row.rank = max(row.rank, child.rank)
+            row.rank, row.used = max(row.rank, child.rank), max(row.used, child.used)
             if row.children or not row.hole:
                 break
         if not row.children:

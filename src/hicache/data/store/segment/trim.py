@@ -6,9 +6,10 @@ the next open removes.
 
 from __future__ import annotations
 
-from hicache.data.store.record import HEADER_NBYTES, parse_header, payload_sum
+from hicache.data.store.record import HEADER_NBYTES
 from hicache.data.store.segment.books import Books
 from hicache.data.store.segment.files import OpenSegments
+from hicache.data.store.segment.proof import fault_of
 from hicache.data.store.segment.tables import BLOCK_NBYTES, Place, Row, Tables, unpack_own
 
 
@@ -75,18 +76,8 @@ def _free_elsewhere(books: Books, segment: int, blocks: int) -> int:
 
 def _move(books: Books, segments: OpenSegments, key: bytes, row: Row, target: Place) -> None:
     """Copy one record, verified; a damaged one is dropped instead."""
-    buffer = bytearray(HEADER_NBYTES + row.nbytes)
-    view = memoryview(buffer)
-    whole = False
-    source = row.place
-    try:
-        with segments.use(source.segment) as fd:
-            whole = segments.files.read(fd, [view], source.offset * BLOCK_NBYTES) == len(buffer)
-    except OSError:
-        whole = False
-    header = parse_header(view)
-    sound = whole and not isinstance(header, str) and header.key == key
-    if not sound or payload_sum([view[HEADER_NBYTES:]]) != row.sum:
+    view, source = memoryview(bytearray(HEADER_NBYTES + row.nbytes)), row.place
+    if fault_of(segments, key, row, view) is not None:
         books.slots.put_free(target)
         books.drop(key)
         return

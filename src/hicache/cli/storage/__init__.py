@@ -1,0 +1,1 @@
+"""Commands on a segment store's directory, beside whatever uses it: ``inspect``, ``verify`` and ``gc``."""
