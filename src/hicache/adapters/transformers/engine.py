@@ -147,6 +147,7 @@ class TransformersCache:
         ids = prompt_ids(input_ids)
         positive("max_new_tokens", max_new_tokens)
         ends = end_tokens(eos)
+        self.cache.refuse_fork()
         with self.cache.lock:
             if self._closed:
                 raise ConfigError("this cache is closed")
@@ -177,6 +178,8 @@ class TransformersCache:
 
     def close(self, timeout: float | None = None) -> list[str]:
         """Finish what is under way within ``timeout`` and let go; the model is as it was. See :meth:`Cache.close`."""
+        if self.cache.forked:
+            return []
         with self.cache.lock:
             self._closed = True
             return self.cache.close(timeout)
