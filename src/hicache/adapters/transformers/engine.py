@@ -18,8 +18,9 @@ from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from hicache.adapters.transformers.identity import namespace, refuse_unsteady
 from hicache.adapters.transformers.inputs import end_tokens, prompt_ids
+from hicache.adapters.transformers.probe import forward, probe
 from hicache.adapters.transformers.result import SOURCES, TAIL, Result, Witness
-from hicache.adapters.transformers.rows import Rows, forward, probe
+from hicache.adapters.transformers.rows import Rows
 from hicache.build import Cache, Clock, build, process_clock
 from hicache.control.request import Request
 from hicache.errors import ConfigError, HiCacheError, InvariantError, UnavailableError
@@ -30,6 +31,9 @@ from hicache.spec import positive
 
 ROWS_S = 5.0
 """How long a sequence waits for copies between rows and memory, which take milliseconds; then it takes new rows."""
+
+ROOM_TOKENS = 256
+"""Rows made free beyond a prompt at once; more come when they are needed."""
 
 ERROR = "error"
 """Why tokens were computed after something in the cache had failed."""
@@ -197,7 +201,7 @@ class TransformersCache:
     def _prepare(self, run: _Run, max_new_tokens: int) -> None:
         """Rows that nobody else uses, an open request, and in the rows what the cache has of the prompt."""
         self._await_rows()
-        self._rows.reserve(run.prompt + max_new_tokens)
+        self._rows.reserve(run.prompt + min(max_new_tokens, ROOM_TOKENS))
         if self._witness is not None:
             self._witness.began(run.ids, self._page)
         limit = loadable_pages(run.prompt, self._page)
