@@ -18,7 +18,7 @@ from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from hicache.adapters.transformers.identity import namespace, refuse_unsteady
 from hicache.adapters.transformers.inputs import end_tokens, prompt_ids
-from hicache.adapters.transformers.probe import forward, probe
+from hicache.adapters.transformers.probe import forward, probe, refuse_by_configuration
 from hicache.adapters.transformers.result import SOURCES, TAIL, Result, Witness
 from hicache.adapters.transformers.rows import Rows
 from hicache.build import Cache, Clock, build, process_clock
@@ -70,6 +70,7 @@ def attach(model: Any, settings: Settings | None = None, **options: Unpack[Optio
     if chunk is not None:
         positive("prefill_chunk", chunk)
     settings = load() if settings is None else settings
+    refuse_by_configuration(model)
     refuse_unsteady(model)
     geometry = probe(model)
     spec = geometry.spec(settings.page_tokens)

@@ -89,15 +89,61 @@ def forward(model: Any, ids: Sequence[int], cache: Any) -> int:
 
 
 def probe(model: Any) -> Geometry:
-    """What the model keeps of a token, from a forward call over two tokens with the cache it makes for itself.
+    """What the model keeps of a token, from forward calls over a few tokens with the cache it makes for itself.
 
-    ConfigError, naming the layer, when the model keeps anything but growing rows of K and V: sliding windows,
-    states, indexer keys, layers that share another's cache.
+    ConfigError, naming the layer, when the model keeps anything but growing rows of K and V (sliding windows,
+    states, indexer keys, layers that share another's cache), when it has an encoder or does not run at all, or when
+    the rows of a token depend on the tokens behind it.
     """
-    with torch.inference_mode():
-        out = model(input_ids=torch.zeros((1, PROBE_TOKENS), dtype=torch.long), use_cache=True)
+    refuse_by_configuration(model)
+    made = _made(model, PROBE_TOKENS)
+    geometry = _geometry(made)
+    longer = _made(model, 2 * PROBE_TOKENS)
+    for number, layer in enumerate(geometry.layers):
+        for which, side in zip(("keys", "values"), layer, strict=True):
+            short = getattr(made.layers[number], which).float()
+            same = getattr(longer.layers[number], which)[..., :PROBE_TOKENS, :].float()
+            allowed = (1e-3 if side.dtype.itemsize >= 4 else 0.1) * max(1.0, float(short.abs().max()))
+            if not float((short - same).abs().max()) <= allowed:  # NaN is refused too
+                raise ConfigError(
+                    "what this model keeps of a token depends on the tokens behind it, or is no number",
+                    layer=number,
+                    side=which,
+                    model=type(model).__name__,
+                )
+    return geometry
+
+
+def refuse_by_configuration(model: Any) -> None:
+    """ConfigError for what is no language model of Transformers, or one that has an encoder before it."""
+    config = getattr(model, "config", None)
+    if not callable(getattr(model, "forward", None)) or not hasattr(config, "get_text_config"):
+        raise ConfigError("this is no model of Transformers", type=type(model).__name__)
+    if getattr(config, "is_encoder_decoder", False):
+        raise ConfigError(
+            "models with an encoder are not supported: their KV depends on what the encoder read",
+            model=type(model).__name__,
+        )
+
+
+def _made(model: Any, tokens: int) -> Any:
+    """The cache that the model makes for itself over so many tokens."""
+    ids = torch.arange(1, tokens + 1).unsqueeze(0)
+    try:
+        with torch.inference_mode():
+            out = model(input_ids=ids, use_cache=True)
+    except Exception as error:
+        raise ConfigError(
+            "the model does not run over a few plain tokens",
+            model=type(model).__name__,
+            error=type(error).__name__,
+            says=str(error)[:120],
+        ) from error
     made = getattr(out, "cache", None)
-    made = out.past_key_values if made is None else made
+    return getattr(out, "past_key_values", None) if made is None else made
+
+
+def _geometry(made: Any) -> Geometry:
     layers = getattr(made, "layers", None)
     if type(made) is not transformers.DynamicCache or not layers:
         raise ConfigError("the model keeps its own kind of cache", cache=type(made).__name__)
