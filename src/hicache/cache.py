@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -19,7 +20,7 @@ from hicache.data.platform.cpu import CpuPlatform
 from hicache.data.pool import Pool
 from hicache.data.store.base import Store
 from hicache.data.worker import Worker
-from hicache.errors import ConfigError, HiCacheError
+from hicache.errors import ConfigError, HiCacheError, UnavailableError
 from hicache.keys import Namespace, PageKey
 from hicache.records import EndpointFree, Event, Loaded, LookedUp, Where
 from hicache.registry import store_factory
@@ -75,6 +76,12 @@ class Cache:
         self._clock = clock
         self._inbox: dict[int, list[Event]] = {}
         self._closed = False
+        self._pid = os.getpid()
+
+    @property
+    def forked(self) -> bool:
+        """True in a forked child: the threads, the store's files and perhaps the lock are its parent's."""
+        return os.getpid() != self._pid
 
     @property
     def spec(self) -> CacheSpec:
@@ -93,6 +100,7 @@ class Cache:
         namespace: Namespace | None = None,
     ) -> Request:
         """Begin a request, in the cache's namespace where none is named; its events are kept until :meth:`forget`."""
+        self.refuse_fork()
         with self.lock:
             if self._closed:
                 raise ConfigError("the cache is closed", id=id)
@@ -110,8 +118,17 @@ class Cache:
         with self.lock:
             self._inbox.pop(request.handle, None)
 
+    def refuse_fork(self) -> None:
+        """UnavailableError in a forked child: to be asked before the lock is, which nobody there may ever give back."""
+        if self.forked:
+            raise UnavailableError(
+                "this cache belongs to the process that made it; a forked child needs its own",
+                made_by=self._pid,
+            )
+
     def step(self) -> list[Event]:
         """Hand out new Jobs, take in what has ended. Never blocks."""
+        self.refuse_fork()
         with self.lock:
             try:
                 self.worker.submit(self.controller.take_jobs())
@@ -130,6 +147,7 @@ class Cache:
 
     def run_until(self, done: Callable[[], bool], timeout: float) -> bool:
         """Step until ``done()``; False when the time is up, or when nothing is left that could bring it about."""
+        self.refuse_fork()
         with self.lock:
             until = self._clock() + timeout
             while True:
@@ -143,6 +161,7 @@ class Cache:
 
     def flush(self, timeout: float) -> int:
         """Write down everything the tiers below lack; returns how many pages they still lack when it ends."""
+        self.refuse_fork()
         with self.lock:
             until = self._clock() + timeout
             before = -1
@@ -159,6 +178,7 @@ class Cache:
         The same question as at start, and the same test of its legs: a store that fails it is not attached, and
         the report and :attr:`health` say why. A store that is there already has to be detached first.
         """
+        self.refuse_fork()
         with self.lock:
             if self.chosen.store != NONE:
                 raise ConfigError("a store is attached already", store=self.chosen.store)
@@ -188,6 +208,7 @@ class Cache:
 
         ConfigError where the cache cannot be without. Returns the names of calls that hang.
         """
+        self.refuse_fork()
         with self.lock:
             answer = attach(self.resolution, NONE, pieces(self.settings, Surroundings()))
             answer.require()
@@ -215,8 +236,11 @@ class Cache:
         """Finish what is under way, within ``timeout`` (default: ``deadlines.close_s``), then let go of everything.
 
         Pages that a ``back`` leg keeps above are written down first. Returns the names of lanes whose call hangs;
-        what they use stays allocated, and they end with the process. Closing twice does nothing.
+        what they use stays allocated, and they end with the process. Closing twice does nothing, and neither does
+        closing in a forked child: all of it is the parent's.
         """
+        if self.forked:
+            return []
         with self.lock:
             if self._closed:
                 return []

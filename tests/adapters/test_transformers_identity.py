@@ -11,7 +11,7 @@ import transformers
 from hits import PAGE
 
 from hicache.adapters.transformers.identity import LEFT_OUT, config_text, namespace, weights_digest
-from hicache.adapters.transformers.rows import probe
+from hicache.adapters.transformers.probe import probe
 from hicache.errors import ConfigError
 from hicache.testing.model import tiny_model
 

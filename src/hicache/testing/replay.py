@@ -23,7 +23,8 @@ import msgspec
 import numpy as np
 import xxhash
 
-from hicache.adapters.transformers.rows import forward, joined_cache, kept_rows
+from hicache.adapters.transformers.probe import forward
+from hicache.adapters.transformers.rows import joined_cache, kept_rows
 from hicache.data.copy.base import Bytes
 from hicache.errors import InvariantError
 from hicache.keys import PageKey

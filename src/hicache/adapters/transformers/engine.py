@@ -18,8 +18,9 @@ from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from hicache.adapters.transformers.identity import namespace, refuse_unsteady
 from hicache.adapters.transformers.inputs import end_tokens, prompt_ids
+from hicache.adapters.transformers.probe import forward, probe, refuse_by_configuration
 from hicache.adapters.transformers.result import SOURCES, TAIL, Result, Witness
-from hicache.adapters.transformers.rows import Rows, forward, probe
+from hicache.adapters.transformers.rows import Rows
 from hicache.build import Cache, Clock, build, process_clock
 from hicache.control.request import Request
 from hicache.errors import ConfigError, HiCacheError, InvariantError, UnavailableError
@@ -30,6 +31,9 @@ from hicache.spec import positive
 
 ROWS_S = 5.0
 """How long a sequence waits for copies between rows and memory, which take milliseconds; then it takes new rows."""
+
+ROOM_TOKENS = 256
+"""Rows made free beyond a prompt at once; more come when they are needed."""
 
 ERROR = "error"
 """Why tokens were computed after something in the cache had failed."""
@@ -66,6 +70,7 @@ def attach(model: Any, settings: Settings | None = None, **options: Unpack[Optio
     if chunk is not None:
         positive("prefill_chunk", chunk)
     settings = load() if settings is None else settings
+    refuse_by_configuration(model)
     refuse_unsteady(model)
     geometry = probe(model)
     spec = geometry.spec(settings.page_tokens)
@@ -147,6 +152,7 @@ class TransformersCache:
         ids = prompt_ids(input_ids)
         positive("max_new_tokens", max_new_tokens)
         ends = end_tokens(eos)
+        self.cache.refuse_fork()
         with self.cache.lock:
             if self._closed:
                 raise ConfigError("this cache is closed")
@@ -177,6 +183,8 @@ class TransformersCache:
 
     def close(self, timeout: float | None = None) -> list[str]:
         """Finish what is under way within ``timeout`` and let go; the model is as it was. See :meth:`Cache.close`."""
+        if self.cache.forked:
+            return []
         with self.cache.lock:
             self._closed = True
             return self.cache.close(timeout)
@@ -194,7 +202,7 @@ class TransformersCache:
     def _prepare(self, run: _Run, max_new_tokens: int) -> None:
         """Rows that nobody else uses, an open request, and in the rows what the cache has of the prompt."""
         self._await_rows()
-        self._rows.reserve(run.prompt + max_new_tokens)
+        self._rows.reserve(run.prompt + min(max_new_tokens, ROOM_TOKENS))
         if self._witness is not None:
             self._witness.began(run.ids, self._page)
         limit = loadable_pages(run.prompt, self._page)

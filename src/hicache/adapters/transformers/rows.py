@@ -1,148 +1,33 @@
 """Working rows: the endpoint of a Transformers model, and the cache object its forward calls read and write.
 
-The KV of the one sequence that runs lies in one tensor a plane and layer, token-major: ``[rows, heads, dim]``.
-Attention gets zero-copy views ``[1, heads, tokens, dim]`` of them, and HiCache the same bytes as pages: page i is
-rows ``i * page_tokens`` to ``(i + 1) * page_tokens``. Nothing is copied between the two.
+The KV of the sequences that run together lies in one tensor a plane and layer: ``[batch, rows, heads, dim]``.
+Attention gets zero-copy views ``[batch, heads, tokens, dim]`` of them, and HiCache the same bytes as pages: page i
+of a sequence is ``page_tokens`` rows from ``offset + i * page_tokens`` on, where ``offset`` rows of padding stand
+before its first token. Nothing is copied between the two.
 
-    rows   0 ........ length ........ capacity
-           | written  | free          |            a load or a forward call moves ``length``
+    rows   0 .... offset ........ length ........ capacity
+           | padding    | written  | free          |         a load or a forward call moves ``length``
 
-A handle is bound to the tensors it was opened on. When a copy of an earlier sequence still runs on them, the next
-sequence gets new ones, and the old ones live until that copy has ended.
+A handle is bound to the memory it was opened on. When a copy of an earlier sequence still runs on it, the next
+sequence gets other memory, and the old one lives until that copy has ended. Memory that is full grows: its bytes
+move to larger tensors, and copies that run on the old ones end there, on bytes that nobody changes any more.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+from transformers.cache_utils import CacheLayerMixin
 
+from hicache.adapters.transformers.probe import Geometry
 from hicache.data.copy.base import Bytes, Surface
 from hicache.data.pool import rows_surface
 from hicache.errors import ConfigError, InvariantError
-from hicache.spec import CacheSpec, Group, Plane
-
-PROBE_TOKENS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """K or V of one layer as the model really makes it: plane name, heads, dim, dtype."""
-
-    plane: str
-    heads: int
-    dim: int
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """What every layer keeps, read from real tensors. ``layers[i]`` is (K, V) of layer i."""
-
-    layers: tuple[tuple[Side, Side], ...]
-
-    @property
-    def planes(self) -> dict[str, list[tuple[int, int]]]:
-        """For each plane the (layer, 0 for K or 1 for V) it holds, in layer order."""
-        table: dict[str, list[tuple[int, int]]] = {}
-        for layer, sides in enumerate(self.layers):
-            for which, side in enumerate(sides):
-                table.setdefault(side.plane, []).append((layer, which))
-        return table
-
-    def side(self, at: tuple[int, int]) -> Side:
-        """K or V of one layer."""
-        return self.layers[at[0]][at[1]]
-
-    @property
-    def dtypes(self) -> str:
-        """The exact dtypes, plane by plane: fp8_e4m3fn is not fp8_e4m3fnuz."""
-        names = {plane: str(self.side(at[0]).dtype) for plane, at in self.planes.items()}
-        return ",".join(f"{plane}:{dtype}" for plane, dtype in sorted(names.items()))
-
-    def spec(self, page_tokens: int) -> CacheSpec:
-        """The plane table: one group, whose every page is needed."""
-        planes = []
-        for name, at in self.planes.items():
-            side = self.side(at[0])
-            planes.append(Plane(name, len(at), page_tokens, side.heads, side.dim * side.dtype.itemsize))
-        return CacheSpec((Group("kv", tuple(planes)),), page_tokens)
-
-
-@cache
-def cache_argument(kind: Any) -> str:
-    """What this version of Transformers calls the cache in a forward call of this class of model."""
-    for name in ("cache", "past_key_values"):
-        if takes(kind, name):
-            return name
-    raise ConfigError("the model's forward takes no cache", model=kind.__name__)
-
-
-@cache
-def takes(kind: Any, argument: str) -> bool:
-    """True when the forward call of this class of model has an argument of that name."""
-    return argument in inspect.signature(kind.forward).parameters
-
-
-def forward(model: Any, ids: Sequence[int], cache: Any) -> int:
-    """One forward call over ``ids`` behind what ``cache`` holds; returns the likeliest next token."""
-    kind: Any = type(model)
-    more = {cache_argument(kind): cache}
-    if takes(kind, "logits_to_keep"):
-        more["logits_to_keep"] = 1
-    with torch.inference_mode():
-        out = model(input_ids=torch.tensor([list(ids)]), use_cache=True, **more)
-        return int(out.logits[0, -1].argmax())
-
-
-def probe(model: Any) -> Geometry:
-    """What the model keeps of a token, from a forward call over two tokens with the cache it makes for itself.
-
-    ConfigError, naming the layer, when the model keeps anything but growing rows of K and V: sliding windows,
-    states, indexer keys, layers that share another's cache.
-    """
-    with torch.inference_mode():
-        out = model(input_ids=torch.zeros((1, PROBE_TOKENS), dtype=torch.long), use_cache=True)
-    made = getattr(out, "cache", None)
-    made = out.past_key_values if made is None else made
-    layers = getattr(made, "layers", None)
-    if type(made) is not transformers.DynamicCache or not layers:
-        raise ConfigError("the model keeps its own kind of cache", cache=type(made).__name__)
-    names: dict[tuple[int, torch.Size, torch.dtype], str] = {}
-    sides: list[tuple[Side, Side]] = []
-    for number, layer in enumerate(layers):
-        if type(layer) is not DynamicLayer or not getattr(layer, "is_croppable", True) or layer.keys is None:
-            raise ConfigError(
-                "this kind of layer cannot be cached by pages yet",
-                layer=number,
-                kind=type(layer).__name__,
-                supported=DynamicLayer.__name__,
-            )
-        sides.append((_side(number, 0, layer.keys, names), _side(number, 1, layer.values, names)))
-    return Geometry(tuple(sides))
-
-
-def _side(layer: int, which: int, states: Any, names: dict[tuple[int, torch.Size, torch.dtype], str]) -> Side:
-    if states.dim() != 4 or states.shape[0] != 1 or states.shape[2] != PROBE_TOKENS:
-        raise ConfigError(
-            "a layer does not keep one row a token",
-            layer=layer,
-            shape=tuple(states.shape),
-            tokens=PROBE_TOKENS,
-        )
-    if states.device.type != "cpu":
-        raise ConfigError("this version works with models on the CPU", layer=layer, device=states.device)
-    shape = (which, states.shape[1::2], states.dtype)  # layers of unequal shape are planes of their own
-    same = sum(known[0] == which for known in names)
-    name = names.setdefault(shape, "kv"[which] + (str(same) if same else ""))
-    return Side(name, int(states.shape[1]), int(states.shape[3]), states.dtype)
+from hicache.spec import CacheSpec
 
 
 def kept_rows(cache: Any, start: int, end: int) -> list[tuple[Any, Any]]:
@@ -162,19 +47,47 @@ def joined_cache(model: Any, pieces: Sequence[list[tuple[Any, Any]]]) -> Any:
 
 
 class Memory:
-    """The tensors of one sequence, and the same bytes as pages."""
+    """The tensors of the sequences that run together, and the same bytes as pages."""
 
-    def __init__(self, geometry: Geometry, spec: CacheSpec, pages: int) -> None:
-        rows = pages * spec.page_tokens
-        self.tensors: tuple[tuple[Any, ...], ...] = tuple(
-            tuple(torch.zeros((rows, side.heads, side.dim), dtype=side.dtype) for side in pair)
-            for pair in geometry.layers
+    def __init__(self, geometry: Geometry, spec: CacheSpec, tokens: int, batch: int = 1) -> None:
+        self._geometry = geometry
+        self._spec = spec
+        self.batch = batch
+        self.tensors = self._made(tokens)
+        self._surfaces: dict[tuple[int, int], Surface] = {}
+
+    @property
+    def capacity(self) -> int:
+        """Rows of each sequence."""
+        return int(self.tensors[0][0].shape[1])
+
+    def _made(self, tokens: int) -> tuple[tuple[Any, ...], ...]:
+        rows = -(-tokens // self._spec.page_tokens) * self._spec.page_tokens
+        return tuple(
+            tuple(torch.zeros((self.batch, rows, side.heads, side.dim), dtype=side.dtype) for side in pair)
+            for pair in self._geometry.layers
         )
-        self.pages = pages
-        planes = [
-            [_bytes(self.tensors[layer][which]) for layer, which in at] for at in geometry.planes.values()
-        ]
-        self.surface = rows_surface(spec.groups[0], planes, pages)
+
+    def grow(self, tokens: int, written: int) -> None:
+        """Make room for so many tokens and half as much again as there was; keep the ``written`` first rows."""
+        larger = self._made(max(tokens, self.capacity * 3 // 2))
+        for old_pair, new_pair in zip(self.tensors, larger, strict=True):
+            for old, new in zip(old_pair, new_pair, strict=True):
+                new[:, :written].copy_(old[:, :written])
+        self.tensors, self._surfaces = larger, {}  # the bytes first: a copy that asks meanwhile finds them
+
+    def surface(self, row: int, offset: int) -> Surface:
+        """The pages of one sequence."""
+        surfaces, tensors = self._surfaces, self.tensors
+        found = surfaces.get((row, offset))
+        if found is None:
+            planes = [
+                [_bytes(tensors[layer][which][row, offset:]) for layer, which in at]
+                for at in self._geometry.planes.values()
+            ]
+            pages = (int(tensors[0][0].shape[1]) - offset) // self._spec.page_tokens
+            found = surfaces[row, offset] = rows_surface(self._spec.groups[0], planes, pages)
+        return found
 
 
 def _bytes(tensor: Any) -> Bytes:
@@ -184,32 +97,31 @@ def _bytes(tensor: Any) -> Bytes:
 
 
 class Rows:
-    """The working rows of the sequence that runs. It is the worker's endpoint and makes the model's cache object."""
+    """The working rows of what runs. It is the worker's endpoint and makes the model's cache object."""
 
     def __init__(self, geometry: Geometry, spec: CacheSpec) -> None:
         self._geometry = geometry
         self._spec = spec
-        self._memory = Memory(geometry, spec, 1)
-        self._bound: dict[int, Memory] = {}
+        self._memory = Memory(geometry, spec, spec.page_tokens)
+        self._bound: dict[int, tuple[Memory, int, int]] = {}
 
     @property
     def capacity(self) -> int:
-        """Tokens that fit."""
-        return self._memory.pages * self._spec.page_tokens
+        """Tokens of one sequence that fit before its memory grows."""
+        return self._memory.capacity
 
-    def reserve(self, tokens: int) -> None:
-        """Make room for a sequence of so many tokens: to be called while no copy runs on the rows."""
-        if tokens > self.capacity:
-            pages = -(-tokens // self._spec.page_tokens)
-            self._memory = Memory(self._geometry, self._spec, max(pages, 2 * self._memory.pages))
+    def reserve(self, tokens: int, batch: int = 1) -> None:
+        """Make room for sequences of so many tokens: to be called while no copy runs on the rows."""
+        if batch != self._memory.batch or tokens > self.capacity:
+            self._memory = Memory(self._geometry, self._spec, tokens, batch)
 
     def renew(self) -> None:
-        """Take new tensors, because a copy still runs on the old ones."""
-        self._memory = Memory(self._geometry, self._spec, self._memory.pages)
+        """Take other memory, because a copy still runs on this one, or because somebody keeps it."""
+        self._memory = Memory(self._geometry, self._spec, self.capacity, self._memory.batch)
 
-    def bind(self, handle: int) -> None:
-        """Copies for this handle go to and from the rows as they are now."""
-        self._bound[handle] = self._memory
+    def bind(self, handle: int, row: int = 0, offset: int = 0) -> None:
+        """Copies for this handle go to and from this row of the memory as it is now, behind its padding."""
+        self._bound[handle] = (self._memory, row, offset)
 
     def unbind(self, handle: int) -> None:
         """No copy for this handle runs any more."""
@@ -219,51 +131,68 @@ class Rows:
         """The pages of the sequence that ``handle`` belongs to."""
         if handle is None or group or handle not in self._bound:
             raise InvariantError("no rows are bound to this handle", handle=handle, group=group)
-        return self._bound[handle].surface
+        memory, row, offset = self._bound[handle]
+        return memory.surface(row, offset)
 
     def page(self, number: int) -> list[Bytes]:
-        """The bytes of one page, plane by plane and layer by layer."""
-        surface = self._memory.surface
+        """The bytes of one page of the first sequence, plane by plane and layer by layer."""
+        surface = self._memory.surface(0, 0)
         return [layer[number] for plane in surface.views for layer in plane]
 
     def cache(self, length: int) -> Any:
         """A cache object for the model over these rows, of which the first ``length`` are filled."""
-        return transformers.Cache(layers=[RowsLayer(k, v, length) for k, v in self._memory.tensors])
+        layers = range(len(self._geometry.layers))
+        return transformers.Cache(layers=[RowsLayer(self._memory, layer, length) for layer in layers])
 
 
 class RowsLayer(CacheLayerMixin):
-    """One layer of the working rows, as Transformers wants to see it."""
+    """One layer of the working rows, as Transformers wants to see it.
+
+    Whoever mixes sequences (beam search) gets copies, as with Transformers' own layers: the working rows stay as
+    they were published.
+    """
 
     is_sliding = False
     is_compileable = False
     is_croppable = True
     supports_early_init = False
 
-    def __init__(self, k: Any, v: Any, length: int) -> None:
+    def __init__(self, memory: Memory, layer: int, length: int) -> None:
         super().__init__()
-        self._rows = (k, v)
+        self._memory: Memory | None = memory
+        self._layer = layer
         self._length = length
+        k = memory.tensors[layer][0]
         self.dtype, self.device = k.dtype, k.device
         self.is_initialized = True
         self._show()
 
+    def end(self) -> None:
+        """The rows are about to be used for something else."""
+        self._memory = None
+
     def _show(self) -> None:
-        self.keys, self.values = (rows[: self._length].transpose(0, 1).unsqueeze(0) for rows in self._rows)
+        assert self._memory is not None, "a layer that mixes sequences shows its own copies"
+        self.keys, self.values = (
+            rows[:, : self._length].transpose(1, 2) for rows in self._memory.tensors[self._layer]
+        )
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to do: the rows are there."""
 
     def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Write the new rows behind the old ones and return views of all."""
+        if self._memory is None:
+            raise ConfigError("these working rows belong to a sequence that has ended")
         end = self._length + key_states.shape[-2]
-        for rows, states in zip(self._rows, (key_states, value_states), strict=True):
-            if states.shape[0] != 1 or end > rows.shape[0]:
-                raise InvariantError(
-                    "new rows do not fit",
+        for rows, states in zip(self._memory.tensors[self._layer], (key_states, value_states), strict=True):
+            if states.shape[0] != rows.shape[0] or states.shape[1] != rows.shape[2]:
+                raise ConfigError(
+                    "new rows do not fit behind the old ones",
                     batch=states.shape[0],
-                    rows=rows.shape[0],
-                    start=self._length,
-                    end=end,
+                    heads=states.shape[1],
+                    rows_batch=rows.shape[0],
+                    rows_heads=rows.shape[2],
                 )
             if states.dtype != rows.dtype:
                 raise ConfigError(
@@ -271,7 +200,10 @@ class RowsLayer(CacheLayerMixin):
                     attached=rows.dtype,
                     now=states.dtype,
                 )
-            rows[self._length : end].copy_(states[0].transpose(0, 1))
+        if end > self._memory.capacity:
+            self._memory.grow(end, min(end, self._memory.capacity))
+        for rows, states in zip(self._memory.tensors[self._layer], (key_states, value_states), strict=True):
+            rows[:, self._length : end].copy_(states.transpose(1, 2))
         self._length = end
         self._show()
         return self.keys, self.values
@@ -286,7 +218,7 @@ class RowsLayer(CacheLayerMixin):
         return self._length
 
     def get_max_length(self) -> int:
-        """-1: no maximum that the model need know of; the adapter reserves rows before it starts."""
+        """-1: no maximum; the rows grow."""
         return -1
 
     def get_max_cache_shape(self) -> int:
@@ -304,3 +236,46 @@ class RowsLayer(CacheLayerMixin):
         """Forget all rows."""
         self._length = 0
         self._show()
+
+    def reorder_cache(self, beam_idx: Any) -> None:
+        """Let the sequences go on from each other, in rows of our own."""
+        self._mix(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each sequence so many times, in rows of our own."""
+        self._mix(lambda rows: rows.repeat_interleave(repeats, 0))
+
+    def batch_select_indices(self, indices: Any) -> None:
+        """Only these sequences, in rows of our own."""
+        self._mix(lambda rows: rows[indices])
+
+    def _mix(self, change: Callable[[Any], Any]) -> None:
+        if self._memory is None:
+            raise ConfigError("these working rows belong to a sequence that has ended")
+        pair = self._memory.tensors[self._layer]
+        self._memory = Mixed(self._layer, tuple(change(rows[:, : self._length]) for rows in pair))
+        self._show()
+
+
+class Mixed(Memory):
+    """Rows of one layer that no page lies in."""
+
+    def __init__(self, layer: int, pair: tuple[Any, ...]) -> None:
+        self.batch = int(pair[0].shape[0])
+        self.tensors = ((),) * layer + (pair,)
+        self._layer = layer
+
+    @property
+    def capacity(self) -> int:
+        """Rows of each sequence."""
+        return int(self.tensors[self._layer][0].shape[1])
+
+    def grow(self, tokens: int, written: int) -> None:
+        """Exactly so many: the next step mixes again."""
+        pair = tuple(
+            torch.cat(
+                [rows[:, :written], rows.new_empty((rows.shape[0], tokens - written, *rows.shape[2:]))], 1
+            )
+            for rows in self.tensors[self._layer]
+        )
+        self.tensors = ((),) * self._layer + (pair,)

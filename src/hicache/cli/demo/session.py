@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Self
 
 from hicache.adapters.transformers import Result, attach
-from hicache.adapters.transformers.rows import forward, joined_cache, probe
+from hicache.adapters.transformers.probe import forward, probe
+from hicache.adapters.transformers.rows import joined_cache
 from hicache.build import DEVICE_LAYOUT
 from hicache.cli.demo.engine import Engine, Tell
 from hicache.cli.demo.plan import DECIMALS, PAGE_TOKENS, Figure, Plan, Turn
