@@ -27,7 +27,7 @@ from hicache.data.platform.cpu import CpuPlatform
 from hicache.data.pool import Pool, slots_for
 from hicache.data.store.base import Store
 from hicache.data.worker import Worker
-from hicache.errors import ConfigError
+from hicache.errors import ConfigError, HiCacheError, InvariantError
 from hicache.keys import Namespace
 from hicache.layout import LAYOUTS, Layout
 from hicache.policy import WritePolicy
@@ -37,7 +37,7 @@ from hicache.resolve.catalog import make_engine
 from hicache.resolve.choose import Surroundings, choose
 from hicache.resolve.request import NONE
 from hicache.selftest import Report, self_test
-from hicache.settings import Settings
+from hicache.settings import Settings, StoreSettings
 from hicache.spec import CacheSpec
 
 _LOG = logging.getLogger(__name__)
@@ -74,19 +74,22 @@ def build(
     engine, platform = make_engine(chosen.engine), CpuPlatform()
     pools: dict[Where, Pool] = {}
     store: Store | None = None
+    health: dict[str, str] = {}
     try:
         for where, slots in sizes.items():
             layout = _layout(chosen, where)
             pools[where] = Pool(spec, layout, slots, platform, where, progress=around.progress)
         if settings.store is not None:
-            store = make_store(settings.store, spec)
+            store = _opened(settings.store, spec, health)
         data = DataPlane(spec, pools, endpoint, engine, store)
-        data, report, health = _tested(data, platform, clock)
+        data, report = _tested(data, platform, clock, health)
+        if settings.strict and health:
+            raise ConfigError("the store cannot be used", **health)
         parts = Parts(
             Controller(replace(config, store=data.store is not None), clock),
             Worker(data, clock),
             data,
-            resolution if data.store is store else _without_store(resolution),
+            _without_store(resolution) if health else resolution,
             report,
             health,
         )
@@ -99,17 +102,32 @@ def build(
         raise
 
 
-def _tested(data: DataPlane, platform: Platform, clock: Clock) -> tuple[DataPlane, Report, dict[str, str]]:
+def _opened(settings: StoreSettings, spec: CacheSpec, health: dict[str, str]) -> Store | None:
+    """The store, or None and why in ``health`` when it is damaged, of another format or out of reach."""
+    try:
+        return make_store(settings, spec)
+    except (ConfigError, InvariantError):
+        raise
+    except HiCacheError as error:
+        _LOG.warning("the store is off: %s", error)
+        health["store"] = f"off: {error}"
+        return None
+
+
+def _tested(
+    data: DataPlane, platform: Platform, clock: Clock, health: dict[str, str]
+) -> tuple[DataPlane, Report]:
     """The data plane after its self-test, without its store where that failed; ConfigError where memory did."""
     report = self_test(data, platform, clock, secrets.randbits(64))
     if report.failure is not None:
         raise ConfigError(f"the self-test failed: {report.failure}", **_facts(data))
     if report.store is None:
-        return data, report, {}
+        return data, report
     _LOG.warning("the store is off, its self-test failed: %s", report.store)
     if data.store is not None and not report.store.reason.startswith("no answer"):
         close_quietly(data.store)
-    return replace(data, store=None), report, {"store": f"off: {report.store}"}
+    health["store"] = f"off: {report.store}"
+    return replace(data, store=None), report
 
 
 def _facts(data: DataPlane) -> dict[str, object]:

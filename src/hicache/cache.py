@@ -294,8 +294,14 @@ def close_quietly(store: Store) -> None:
 
 
 def make_store(settings: StoreSettings, spec: CacheSpec) -> Store:
-    """The store of these settings."""
-    return store_factory(store_name(settings) or NONE)(settings.options(), spec)
+    """The store of these settings; ConfigError where they are wrong, another HiCacheError where it cannot be opened."""
+    name = store_name(settings) or NONE
+    try:
+        return store_factory(name)(settings.options(), spec)
+    except HiCacheError:
+        raise
+    except Exception as error:  # whatever the system, or another package's store, has to say
+        raise UnavailableError("the store cannot be opened", store=name, reason=repr(error)) from error
 
 
 def replace_settings(settings: Settings, **changes: object) -> Settings:

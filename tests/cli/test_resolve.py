@@ -144,6 +144,16 @@ def test_the_doctor_tries_the_cap_that_is_configured(capsys, monkeypatch, tmp_pa
     assert "store.cap beside the bytes of a page" in said
 
 
+def test_the_doctor_finds_a_damaged_index_and_leaves_it_alone(capsys, monkeypatch, tmp_path):
+    place = tmp_path / "kv"
+    place.mkdir(mode=0o700)
+    (place / "index.mdb").write_bytes(b"garbage" * 9000)
+    monkeypatch.setenv("HICACHE_STORE_PATH", str(place))
+    assert main(["doctor"]) == 1
+    assert "the index is damaged" in " ".join(capsys.readouterr().out.split())
+    assert [path.name for path in tmp_path.rglob("*")] == ["kv", "index.mdb"]
+
+
 def test_the_doctor_says_what_to_change(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("HICACHE_LAYOUT", "page_frist")
     assert main(["doctor"]) == 2

@@ -13,7 +13,8 @@ from hicache import registry
 from hicache.build import Surroundings, build
 from hicache.data.platform.cpu import CpuBuffer, CpuPlatform
 from hicache.data.pool import rows_surface
-from hicache.errors import CapacityError, ConfigError, UnavailableError
+from hicache.data.store.segment import SegmentStore
+from hicache.errors import CapacityError, ConfigError, HiCacheError
 from hicache.keys import Namespace, page_keys
 from hicache.records import EndpointFree, JobKind, Loaded, Where
 from hicache.settings import load
@@ -96,6 +97,7 @@ def test_what_was_published_comes_back_from_memory_and_after_a_restart_from_the_
     cache = make(engine, layout=layout, store=store, **tiers)
     keys, before = publish(cache, engine)
     if len(tiers) == 2 and tiers["host"]:
+        cache.flush(10)  # a page that is still being copied down cannot be evicted
         publish(cache, engine, 2)  # the device tier holds one of them
     engine.fill(9)
     held = load_all(cache, engine, keys)
@@ -167,10 +169,10 @@ def test_what_was_made_before_a_failure_is_given_back(monkeypatch):
     closed.clear()
 
     def broken(options, spec):
-        raise UnavailableError("no such place")
+        raise ConfigError("no such place")
 
     monkeypatch.setitem(registry.BUILT_IN, "memory", broken)
-    with pytest.raises(UnavailableError):
+    with pytest.raises(ConfigError):
         make(Engine(), store={"type": "memory", "cap": 1}, host={"bytes": "64KiB"})
     assert closed == [Where.HOST]
 
@@ -248,4 +250,55 @@ def test_one_caller_at_a_time():
         assert inside == []
     thread.join(5)
     assert inside == ["other"]
+    cache.close()
+
+
+def test_a_store_that_raises_while_it_is_opened_is_off_and_said_so(monkeypatch):
+    def broken(options, spec):
+        raise RuntimeError("connection refused")
+
+    monkeypatch.setitem(registry.BUILT_IN, "memory", broken)
+    cache = make(Engine(), store={"type": "memory", "cap": 1})
+    assert "connection refused" in cache.health["store"]
+    cache.close()
+    with pytest.raises(ConfigError, match="connection refused"):
+        make(Engine(), store={"type": "memory", "cap": 1}, strict=True)
+
+
+def spoil_index(folder):
+    folder.mkdir(mode=0o700)
+    (folder / "index.mdb").write_bytes(bytes(40960))
+
+
+def spoil_format(folder):
+    store = SegmentStore(folder, 1 << 20)
+    with store.directory.writing() as books:
+        books.slots.set_number(b"format", 99)
+    store.close()
+
+
+def index_is_a_directory(folder):
+    (folder / "index.mdb").mkdir(parents=True)
+    folder.chmod(0o700)
+
+
+@pytest.mark.parametrize("spoil", [spoil_index, spoil_format, index_is_a_directory])
+def test_a_store_that_cannot_be_opened_is_off_and_said_so_and_refused_under_strict(tmp_path, spoil):
+    spoil(tmp_path / "kv")
+    store = {"type": "segment", "path": str(tmp_path / "kv"), "cap": "1MiB"}
+    engine = Engine()
+    cache = make(engine, store=store)
+    assert cache.health["store"].startswith("off: ")
+    assert "index" in cache.health["store"]
+    assert cache.chosen.store == "none"
+    keys, before = publish(cache, engine)
+    engine.fill(9)
+    load_all(cache, engine, keys)
+    assert engine.bytes() == before
+    cache.close()
+    with pytest.raises(ConfigError, match=r"the store cannot be used \[store=off: "):
+        make(Engine(), store=store, strict=True)
+    cache = make(Engine())
+    with pytest.raises(HiCacheError, match="index"):
+        cache.attach_store(load(store=store).store)
     cache.close()

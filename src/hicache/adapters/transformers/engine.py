@@ -4,8 +4,7 @@
         result = cached.generate(ids, max_new_tokens=32)
 
 First version: CPU, greedy, one sequence at a time; callers wait for one another. The last token of a prompt is
-always computed, because something has to say what comes next. Nothing in the model is changed. Whatever goes
-wrong in a tier costs a recomputation and a count in :attr:`TransformersCache.errors`.
+always computed. Nothing in the model is changed. What goes wrong costs a count in :attr:`TransformersCache.errors`.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from hicache.data.moves import DataPlane
 from hicache.data.platform.cpu import CpuPlatform
 from hicache.data.pool import Pool
 from hicache.data.store.base import Store
+from hicache.data.store.segment.survey import survey
 from hicache.errors import ConfigError, HiCacheError
 from hicache.layout import LAYOUTS
 from hicache.records import Where
@@ -74,6 +75,9 @@ def _ours(path: Path) -> None:
         raise ConfigError(
             "the directory must be ours alone", path=path, mode=mode, wanted="0o700", owner=about.st_uid
         )
+    if os.path.lexists(path / "index.mdb"):
+        with survey(path):
+            return
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from hicache.data.store.segment.books import Books
 from hicache.data.store.segment.files import Files, OpenSegments
 from hicache.data.store.segment.sessions import Sessions
 from hicache.data.store.segment.slots import Slots
+from hicache.data.store.segment.sound import check_whole
 from hicache.data.store.segment.tables import (
     BLOCK_NBYTES,
     FORMAT,
@@ -55,7 +56,11 @@ _SEGMENT = re.compile(r"segment-(\d{8})\Z")
 
 
 def open_index(path: Path) -> lmdb.Environment:
-    """Open the index with a map so large that it never grows; halved where the address space is limited."""
+    """Open the index with a map so large that it never grows; halved where the address space is limited.
+
+    DataError for a damaged index, UnavailableError for one that cannot be opened.
+    """
+    check_whole(path)
     nbytes = MAP_NBYTES
     while True:
         try:

@@ -15,6 +15,7 @@ from pathlib import Path
 import lmdb
 
 from hicache.data.store.segment.slots import Slots
+from hicache.data.store.segment.sound import check_whole
 from hicache.data.store.segment.tables import BLOCK_NBYTES, FORMAT, Row, SegmentRow, Tables
 from hicache.errors import ConfigError, IncompatibleError, UnavailableError
 from hicache.keys import Namespace
@@ -92,11 +93,13 @@ class Survey:
 def survey(path: Path) -> Iterator[Survey]:
     """Open the index of ``path`` to look at it.
 
-    ConfigError where no store is, IncompatibleError for another format, UnavailableError when it cannot be read.
+    ConfigError where no store is, IncompatibleError for another format, DataError for a damaged index,
+    UnavailableError when it cannot be read.
     """
     index = path / "index.mdb"
     if not index.is_file():
         raise ConfigError("there is no segment store here", path=path, missing="index.mdb")
+    check_whole(index)
     try:
         env = lmdb.open(
             os.fspath(index), subdir=False, readonly=True, create=False, max_dbs=len(Tables.__slots__)

@@ -47,6 +47,17 @@ def segment_blocks_of(cap_bytes: int, slot_blocks: int) -> int:
     return max(1, target // slot_blocks) * slot_blocks
 
 
+LENGTHS = {
+    b"rec": (40, _ROW.size),
+    b"leaf": (_LEAF.size, 40),
+    b"seg": (_U32.size, 0),
+    b"own": (_OWN.size, _U32.size),
+    b"meta": (0, 0),
+    b"who": (8, 0),
+}
+"""Bytes of each table's keys and values; 0 = any."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """One slot: a run of ``blocks`` at block ``offset`` of a segment."""
