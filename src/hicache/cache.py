@@ -18,10 +18,11 @@ from hicache.control.request import Request
 from hicache.data.moves import DataPlane
 from hicache.data.platform.cpu import CpuPlatform
 from hicache.data.pool import Pool
-from hicache.data.store.base import Store
+from hicache.data.store.base import Store, Trouble, Usage
 from hicache.data.worker import Worker
 from hicache.errors import ConfigError, HiCacheError, UnavailableError
 from hicache.keys import Namespace, PageKey
+from hicache.metrics import Metrics
 from hicache.records import EndpointFree, Event, Loaded, LookedUp, Where
 from hicache.registry import store_factory
 from hicache.resolve import Chosen, Resolution, attach
@@ -71,7 +72,7 @@ class Cache:
         self.data = parts.data
         self.resolution = parts.resolution
         self.report = parts.report
-        self.health = parts.health
+        self._off = parts.health
         self.lock = threading.RLock()
         self._clock = clock
         self._inbox: dict[int, list[Event]] = {}
@@ -82,6 +83,19 @@ class Cache:
     def forked(self) -> bool:
         """True in a forked child: the threads, the store's files and perhaps the lock are its parent's."""
         return os.getpid() != self._pid
+
+    @property
+    def health(self) -> dict[str, str]:
+        """What does not work although it was asked for, and why: empty when all is well."""
+        store: object = self.data.store
+        trouble = store.trouble() if isinstance(store, Trouble) else None
+        return dict(self._off) if trouble is None else {**self._off, "store": trouble}
+
+    def metrics(self) -> Metrics:
+        """What a Prometheus registry collects."""
+        store: object = self.data.store
+        usage = store.usage if isinstance(store, Usage) else None
+        return Metrics(lambda: self.controller.stats, self.controller.pools, usage, lambda: self.health)
 
     @property
     def spec(self) -> CacheSpec:
@@ -102,8 +116,7 @@ class Cache:
         """Begin a request, in the cache's namespace where none is named; its events are kept until :meth:`forget`."""
         self.refuse_fork()
         with self.lock:
-            if self._closed:
-                raise ConfigError("the cache is closed", id=id)
+            self._refuse_closed(id=id)
             request = self.controller.open(id, namespace or self.namespace, keys)
             self._inbox.setdefault(request.handle, [])
             return request
@@ -125,6 +138,13 @@ class Cache:
                 "this cache belongs to the process that made it; a forked child needs its own",
                 made_by=self._pid,
             )
+
+    def _refuse_closed(self, **context: object) -> None:
+        if self._closed:
+            raise ConfigError("the cache is closed", **context)
+
+    def _limit(self, timeout: float | None) -> float:
+        return self.settings.deadlines.close_s if timeout is None else _seconds(timeout)
 
     def step(self) -> list[Event]:
         """Hand out new Jobs, take in what has ended. Never blocks."""
@@ -163,14 +183,17 @@ class Cache:
         """Write down everything the tiers below lack; returns how many pages they still lack when it ends."""
         self.refuse_fork()
         with self.lock:
-            until = self._clock() + timeout
-            before = -1
-            while True:
-                missing = self.controller.flush()
-                self.run_until(lambda: self.controller.idle, max(0.0, until - self._clock()))
-                if not missing or missing == before or self._clock() >= until:
-                    return self.controller.flush() if missing else 0
-                before = missing
+            self._refuse_closed()
+            return self._flush(self._clock() + _seconds(timeout))
+
+    def _flush(self, until: float) -> int:
+        before = -1
+        while True:
+            missing = self.controller.flush()
+            self.run_until(lambda: self.controller.idle, max(0.0, until - self._clock()))
+            if not missing or missing == before or self._clock() >= until:
+                return self.controller.flush() if missing else 0
+            before = missing
 
     def attach_store(self, settings: StoreSettings, spec: CacheSpec | None = None) -> Report:
         """Put a store in place while the cache runs; ConfigError when the running layout does not suit it.
@@ -180,6 +203,7 @@ class Cache:
         """
         self.refuse_fork()
         with self.lock:
+            self._refuse_closed()
             if self.chosen.store != NONE:
                 raise ConfigError("a store is attached already", store=self.chosen.store)
             asked = replace_settings(self.settings, store=settings)
@@ -194,10 +218,10 @@ class Cache:
             )
             failure = report.failure or report.store
             if failure is not None:
-                self.health["store"] = f"off: {failure}"
+                self._off["store"] = f"off: {failure}"
                 close_quietly(store)
                 return report
-            self.health.pop("store", None)
+            self._off.pop("store", None)
             self.settings, self.resolution, self.data = asked, answer, replace(self.data, store=store)
             self.worker.replace_store(store)
             self.controller.attach_store()
@@ -210,12 +234,13 @@ class Cache:
         """
         self.refuse_fork()
         with self.lock:
+            self._refuse_closed()
+            limit = self._limit(timeout)
             answer = attach(self.resolution, NONE, pieces(self.settings, Surroundings()))
             answer.require()
             store = self.data.store
             if store is None:
                 return []
-            limit = self.settings.deadlines.close_s if timeout is None else timeout
             until = self._clock() + limit
             self.controller.detach_store()
             ended = self.run_until(lambda: self.controller.idle, limit) or self.controller.idle
@@ -244,8 +269,8 @@ class Cache:
         with self.lock:
             if self._closed:
                 return []
+            limit = self._limit(timeout)
             self._closed = True
-            limit = self.settings.deadlines.close_s if timeout is None else timeout
             until = self._clock() + limit
             try:
                 self._drain(until)
@@ -264,7 +289,7 @@ class Cache:
         for request in list(self.controller.books.open.values()):
             request.close(abort=True)
         if "back" in (self.chosen.into_host, self.chosen.into_store):
-            self.flush(max(0.0, until - self._clock()))
+            self._flush(until)
         if not self.run_until(lambda: self.controller.idle, max(0.0, until - self._clock())):
             live = len(self.controller.books.ledger.live)
             _LOG.warning("closing with %d copies under way: what they carry is lost", live)
@@ -285,6 +310,12 @@ class Cache:
         thread.start()
         thread.join(timeout)
         return ["store.close"] if thread.is_alive() else []
+
+
+def _seconds(timeout: object) -> float:
+    if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not timeout >= 0:
+        raise ConfigError("a timeout is a number of seconds, at least 0", timeout=repr(timeout))
+    return timeout
 
 
 def close_quietly(store: Store) -> None:

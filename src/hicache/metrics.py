@@ -40,11 +40,15 @@ _BY_TIER = {
 
 @dataclass(frozen=True)
 class Metrics(Collector):
-    """What is to be shown, as functions that read it; ``usage`` is absent where there is no store."""
+    """What is to be shown, as functions that read it.
+
+    ``usage`` is absent where there is no store; ``health`` says which tier is off although it was asked for, and why.
+    """
 
     stats: Callable[[], Stats]
     pools: Callable[[], Mapping[Where, Mapping[str, int]]]
     usage: Callable[[], Mapping[str, int]] | None = None
+    health: Callable[[], Mapping[str, str]] | None = None
 
     def collect(self) -> Iterator[Metric]:
         """All families, read now."""
@@ -66,6 +70,13 @@ class Metrics(Collector):
             for name, number in sorted(self.usage().items()):
                 store.add_metric([name], number)
             yield store
+        if self.health is not None:
+            off = GaugeMetricFamily(
+                "hicache_off", "1 for a tier that does not work.", labels=["tier", "reason"]
+            )
+            for tier, reason in self.health().items():
+                off.add_metric([tier, reason], 1)
+            yield off
 
     def _counters(self) -> Iterator[Metric]:
         stats = self.stats()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 
@@ -301,4 +302,68 @@ def test_a_store_that_cannot_be_opened_is_off_and_said_so_and_refused_under_stri
     cache = make(Engine())
     with pytest.raises(HiCacheError, match="index"):
         cache.attach_store(load(store=store).store)
+    cache.close()
+
+
+def test_a_directory_removed_under_a_running_cache_is_noticed_and_can_be_attached_anew(tmp_path):
+    store = {"type": "segment", "path": str(tmp_path / "kv"), "cap": "1MiB"}
+    engine = Engine()
+    cache = make(engine, store=store)
+    publish(cache, engine)
+    cache.flush(10)
+    assert cache.health == {}
+    shutil.rmtree(tmp_path / "kv")
+    assert "removed or replaced" in cache.health["store"]
+    assert 'hicache_off{reason="' in cache.metrics().text()
+    keys, before = publish(cache, engine, 2)
+    cache.flush(10)
+    engine.fill(9)
+    load_all(cache, engine, keys)
+    assert engine.bytes() == before
+    assert not (tmp_path / "kv").exists()
+    cache.detach_store()
+    assert cache.attach_store(load(store=store).store).store is None
+    assert cache.health == {}
+    publish(cache, engine, 3)
+    assert cache.flush(10) == 0
+    assert 'hicache_store{name="records"}' in cache.metrics().text()
+    cache.close()
+
+
+def test_a_relative_path_stays_where_it_was_when_the_process_goes_elsewhere(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    engine = Engine()
+    cache = make(engine, store={"type": "segment", "path": "kv", "cap": "1MiB"})
+    monkeypatch.chdir(tmp_path)
+    publish(cache, engine)
+    assert cache.flush(10) == 0
+    assert cache.health == {}
+    cache.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_closed_cache_says_so(tmp_path):
+    cache = make(Engine())
+    cache.close()
+    assert cache.close() == []
+    store = load(store={"type": "segment", "path": str(tmp_path / "kv")}).store
+    for call in (
+        lambda: cache.flush(1),
+        lambda: cache.attach_store(store),
+        cache.detach_store,
+        lambda: cache.open("x", [bytes(32)]),
+    ):
+        with pytest.raises(ConfigError, match="the cache is closed"):
+            call()
+    assert not (tmp_path / "kv").exists()
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), -1, "3", True])
+def test_what_is_no_timeout_is_refused_and_closes_nothing(timeout):
+    cache = make(Engine())
+    for call in (cache.flush, cache.close, cache.detach_store):
+        with pytest.raises(ConfigError, match="seconds"):
+            call(timeout)
+    assert cache.flush(1) == 0
     cache.close()

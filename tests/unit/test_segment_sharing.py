@@ -11,7 +11,7 @@ import pytest
 from hicache.data.store.base import Hit, Miss, WriteOutcome
 from hicache.data.store.segment import Files, SegmentStore
 from hicache.data.store.segment.directory import open_index
-from hicache.errors import ConfigError, IncompatibleError, InvariantError, UnavailableError
+from hicache.errors import ConfigError, DataError, IncompatibleError, InvariantError, UnavailableError
 from hicache.keys import Namespace
 from hicache.testing.stores import PAGE_NBYTES, buffers, chain_of, read_back
 
@@ -94,7 +94,7 @@ def test_an_index_of_rubbish_is_refused_and_nothing_is_deleted(tmp_path):
     store.write(NAMESPACE, chain_of("a", 4))
     store.close()
     (tmp_path / "store" / "index.mdb").write_bytes(b"rubbish" * 5000)
-    with pytest.raises(UnavailableError):
+    with pytest.raises(DataError, match="the index is damaged"):
         opened(tmp_path, 16)
     assert segment_bytes(tmp_path) > 0
 

@@ -115,6 +115,15 @@ class Delete(Protocol):
 
 
 @runtime_checkable
+class Trouble(Protocol):
+    """A store that knows when it cannot serve."""
+
+    def trouble(self) -> str | None:
+        """Why every call misses or fails now, and what to do about it; None as long as it serves."""
+        ...
+
+
+@runtime_checkable
 class Usage(Protocol):
     """A store that knows its size."""
 

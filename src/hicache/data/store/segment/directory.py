@@ -97,6 +97,9 @@ class Directory:
         self.sessions = Sessions(path)
         self.env = open_index(path / "index.mdb")
         try:
+            self._index = path / "index.mdb"
+            there = self._index.stat()
+            self._identity = (there.st_dev, there.st_ino)
             self.tables = Tables.of(self.env)
             self.env.reader_check()
             self._start()
@@ -203,6 +206,15 @@ class Directory:
                 self.files.remove(path)
 
     # -- transactions -------------------------------------------------------------------------------------------
+
+    @property
+    def gone(self) -> bool:
+        """True when the directory or its index was removed, or put elsewhere, while it is open."""
+        try:
+            there = self._index.stat()
+        except OSError:
+            return True
+        return (there.st_dev, there.st_ino) != self._identity
 
     @property
     def ours(self) -> bool:

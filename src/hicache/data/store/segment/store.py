@@ -76,7 +76,7 @@ class SegmentStore:
         if len(fingerprint) != _FINGERPRINT_NBYTES:
             raise ConfigError("a fingerprint has 32 bytes", got=len(fingerprint))
         self._fingerprint = fingerprint
-        self._directory = open_directory(Path(path), cap_bytes, policy or Lru(), files or Files())
+        self._directory = open_directory(Path(path).absolute(), cap_bytes, policy or Lru(), files or Files())
         self._reader = Reader(self._directory, fingerprint)
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
@@ -181,6 +181,12 @@ class SegmentStore:
             with self._lock:
                 return {**gauges, **self._counters.as_gauges()}
 
+    def trouble(self) -> str | None:
+        """Why nothing is served: the directory was removed while it was open."""
+        if self._directory.ours and not self._closed and self._directory.gone:
+            return f"{self._directory.path} or its index was removed or replaced: attach the store anew"
+        return None
+
     def check(self) -> None:
         """Recount every invariant of the index; InvariantError says what does not hold."""
         with self._call() as closed:
@@ -200,7 +206,9 @@ class SegmentStore:
 
     @contextmanager
     def _call(self) -> Iterator[str | None]:
-        """Brackets every call: yields why it cannot be served (``forked``, ``closed``), else holds ``close`` off.
+        """Brackets every call: yields why it cannot be served (``forked``, ``closed``, ``gone``).
+
+        Otherwise ``close`` waits for its end.
 
         A forked child takes no lock: its parent may have held it at the fork.
         """
@@ -211,7 +219,10 @@ class SegmentStore:
             closed = self._closed
             self._calls += not closed
         try:
-            yield "closed" if closed else None
+            if closed:
+                yield "closed"
+            else:
+                yield "gone" if self._directory.gone else None
         finally:
             with self._idle:
                 self._calls -= not closed
