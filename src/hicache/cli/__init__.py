@@ -30,6 +30,10 @@ COMMANDS = {
         "hicache.cli.resolve",
         "What becomes of a layout and an I/O back end, here or on another machine, and why.",
     ),
+    "simulate": (
+        "hicache.cli.simulate",
+        "What a cache of a given size would have done for a recorded workload.",
+    ),
     "version": ("hicache.cli.version", "Which version this is, and of what it works with."),
 }
 """name: (the module, whose attribute ``command`` is the click command; one line for the list of commands)."""
