@@ -38,6 +38,10 @@ COMMANDS = {
         "hicache.cli.resolve",
         "What becomes of a layout and an I/O back end, here or on another machine, and why.",
     ),
+    "simulate": (
+        "hicache.cli.simulate",
+        "What a cache of a given size would have done for a recorded workload.",
+    ),
     "verify": (
         "hicache.cli.storage.verify",
         "Read and check every stored page, and drop what is damaged.",
