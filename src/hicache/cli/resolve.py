@@ -12,14 +12,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from hicache.capability import ABILITIES, Shards
+from hicache.cli.console import COUNT, widen
 from hicache.resolve import Candidate, Resolution, resolve
 from hicache.resolve.catalog import PLATFORMS, declarations, detect, simulate
 from hicache.resolve.compatibility import ATTENTIONS, PAGE_TOKENS, attention
 from hicache.resolve.request import DEFAULTS, one_of, wishes
 from hicache.tables import parse_bytes
-
-LOG_WIDTH = 110
-COUNT = click.IntRange(min=1)
 
 
 @click.command("resolve")
@@ -99,8 +97,7 @@ def command(
 
 def show(found: Resolution, console: Console) -> None:
     """A resolution for a person: the outcome, each step, then every candidate."""
-    if not console.is_terminal:
-        console.width = max(console.width, LOG_WIDTH)
+    widen(console)
     request, chosen = found.request, found.chosen
     table = Table(box=box.SIMPLE_HEAD, title=f"on {found.platform}", title_justify="left")
     for name in ("", "asked", "chosen", "because"):

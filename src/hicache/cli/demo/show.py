@@ -14,6 +14,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from hicache.cli.console import widen
 from hicache.cli.demo.place import Place, demos_directory
 from hicache.cli.demo.plan import FACTOR, TIERS, Figure, Turn
 from hicache.cli.demo.report import Report
@@ -50,8 +51,7 @@ class Show:
 
     def __init__(self, *, stderr: bool = False) -> None:
         self.console = Console(stderr=stderr, highlight=False)
-        if not self.console.is_terminal:
-            self.console.width = max(self.console.width, LOG_WIDTH)
+        widen(self.console, LOG_WIDTH)
         self.began = time.monotonic()
         self._turns: list[Turn] = []
         self._spinner = Spinner("dots", Text("starting"))

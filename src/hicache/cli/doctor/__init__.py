@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from hicache.capability import ABILITIES, Capabilities
+from hicache.cli.console import widen
 from hicache.cli.doctor import machine, trial
 from hicache.cli.doctor.machine import Finding
 from hicache.data.platform import cuda, rocm
@@ -23,7 +24,6 @@ from hicache.resolve.request import one_of
 from hicache.settings import Reading, SegmentStoreSettings, read
 from hicache.tables import as_table
 
-LOG_WIDTH = 110
 STYLES = {"ok": "green", "slow": "yellow", "wrong": "bold red"}
 VERDICTS = {
     "ok": "everything works",
@@ -126,8 +126,7 @@ def _with_origins(reading: Reading) -> dict[str, dict[str, object]]:
 def show(facts: Mapping[str, object], findings: list[Finding], level: str) -> None:
     """Section by section; the verdict last, where one looks first."""
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = max(console.width, LOG_WIDTH)
+    widen(console)
     for title, value in facts.items():
         if title not in ("findings", "verdict", "resolution"):
             console.rule(f"[bold]{title}", align="left")

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from hicache.cli.console import COUNT, widen
 from hicache.errors import ConfigError
 from hicache.records import Where
 from hicache.simulate.drive import TIERS, House, Rules, Simulator
@@ -22,8 +23,6 @@ from hicache.simulate.trace import Arrival, Trace
 from hicache.tables import parse_bytes
 
 _SHOW_EVERY = 256  # requests between two updates of the progress line
-LOG_WIDTH = 110
-COUNT = click.IntRange(min=1)
 
 
 @click.command("simulate")
@@ -136,8 +135,7 @@ def progress(name: str) -> Iterator[Callable[[Arrival], None]]:
 
 def show(runs: list[dict[str, Any]], console: Console) -> None:
     """The results as a table, one row a trace."""
-    if not console.is_terminal:
-        console.width = max(console.width, LOG_WIDTH)
+    widen(console)
     table = Table(box=box.SIMPLE_HEAD, title="hits, % of the prompts' tokens", title_justify="left")
     for name in ("trace", "requests", *(tier.name.lower() for tier in TIERS), "all", "last half"):
         table.add_column(name, justify="left" if name == "trace" else "right", overflow="fold")

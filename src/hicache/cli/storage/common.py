@@ -24,7 +24,6 @@ from hicache.policy import Lru
 from hicache.resolve.request import one_of
 from hicache.settings import SegmentStoreSettings, load
 
-LOG_WIDTH = 110
 ROOT_HEX = 16
 _AGE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

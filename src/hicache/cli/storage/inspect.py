@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from hicache.cli.console import widen
 from hicache.cli.storage.common import (
-    LOG_WIDTH,
     Filter,
     directory_of,
     said_age,
@@ -95,8 +95,7 @@ def command(*, path: Path | None, wanted: Filter, as_json: bool) -> None:
 
 def show(facts: Mapping[str, Any], console: Console) -> None:
     """The directory for a person."""
-    if not console.is_terminal:
-        console.width = max(console.width, LOG_WIDTH)
+    widen(console)
     console.print(f"{escape(facts['path'])}: evicts by {facts['policy']}")
     used, reserved, cap = (said_bytes(facts[name]) for name in ("used_bytes", "reserved_bytes", "cap_bytes"))
     console.print(
