@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -10,7 +11,11 @@ import sys
 import pytest
 
 from hicache.cli import main
-from hicache.data.store.segment import SegmentStore
+from hicache.data.store.segment import Files, SegmentStore
+from hicache.data.store.segment.survey import Survey, survey
+from hicache.data.store.segment.tidy import Picture, remove
+from hicache.data.store.segment.verify import verify
+from hicache.errors import UnavailableError
 from hicache.keys import Namespace
 from hicache.testing.stores import chain_of, read_back
 
@@ -201,9 +206,6 @@ def test_the_commands_work_beside_a_process_that_uses_the_directory(place):
 
 
 def test_what_is_used_between_the_choice_and_the_removal_stays(place):
-    from hicache.data.store.segment.survey import survey
-    from hicache.data.store.segment.tidy import Picture, remove
-
     with survey(place) as seen:
         picture = Picture.of(seen.rows())
     keys = picture.coldest(0)
@@ -215,3 +217,16 @@ def test_what_is_used_between_the_choice_and_the_removal_stays(place):
     store.check()
     store.close()
     assert left(place) == (0, 0, 4)
+
+
+def test_a_system_that_cannot_read_now_costs_no_record(place):
+    class Exhausted(Files):
+        def read(self, fd, views, offset):
+            raise OSError(errno.EMFILE, "too many open files")
+
+    store = SegmentStore(place, 32 * SLOT, files=Exhausted())
+    rows = list(Survey(place, store.directory.env).rows())
+    with pytest.raises(UnavailableError, match="cannot be read now"):
+        verify(store.directory, rows)
+    store.close()
+    assert left(place) == (8, 3, 4)

@@ -6,19 +6,16 @@ Between the two a slot may be recycled; that, and every damage, shows as a diffe
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
 from contextlib import suppress
 
 import lmdb
 
 from hicache.data.store.base import Corrupt, Hit, Iovec, Miss, ReadOutcome
-from hicache.data.store.record import HEADER_NBYTES, LAYOUT_NAMES, differs, parse_header, payload_wrong, trim
+from hicache.data.store.record import HEADER_NBYTES, LAYOUT_NAMES, differs, payload_wrong, trim
 from hicache.data.store.segment.directory import Directory
-from hicache.data.store.segment.tables import BLOCK_NBYTES, Row
-
-_NOT_NOW = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
-"""Errors that say nothing about the record."""
+from hicache.data.store.segment.proof import NOT_NOW, fetch, is_of
+from hicache.data.store.segment.tables import Row
 
 _OTHERS = ("spec", "version")
 """Differences of a sound record that is not for us: a miss, and it stays. (The row has vouched for the namespace.)"""
@@ -55,7 +52,7 @@ class Reader:
             wrong = self._fetch(root, key, row, views)
             if wrong is None:
                 return Hit(LAYOUT_NAMES[row.layout], row.nbytes)
-            if wrong in _OTHERS or wrong == "not_now":
+            if wrong in _OTHERS or wrong == NOT_NOW:
                 return Miss(wrong)
             seen = row  # recycled under our hands, or damaged: the row as it is now tells
             row = self._directory.rows([key])[0]
@@ -67,23 +64,13 @@ class Reader:
 
     def _fetch(self, root: bytes, key: bytes, row: Row, views: list[memoryview]) -> str | None:
         """Fill the views; None when they hold what the row says, else what is wrong."""
-        head = bytearray(HEADER_NBYTES)
-        segments, files = self._directory.segments, self._directory.files
-        try:
-            with segments.use(row.segment) as fd:
-                done = files.read(fd, [memoryview(head), *views], row.offset * BLOCK_NBYTES)
-        except OSError as error:
-            if error.errno in _NOT_NOW:
-                return "not_now"
-            return "missing" if error.errno == errno.ENOENT else "unreadable"
-        if done < HEADER_NBYTES + row.nbytes:
-            return "short"
-        header = parse_header(head)
+        head = memoryview(bytearray(HEADER_NBYTES))
+        header = fetch(self._directory.segments, row, head, views)
         if isinstance(header, str):
             return header
         wrong = differs(header, namespace=root, key=key, fingerprint=self._fingerprint)
         if wrong in ("key", "namespace"):
             return wrong
-        if (header.layout, header.nbytes, header.sum) != (row.layout, row.nbytes, row.sum):
+        if not is_of(header, row):
             return "row"
         return wrong or payload_wrong(header, views)

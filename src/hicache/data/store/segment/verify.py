@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from hicache.data.store.record import HEADER_NBYTES
 from hicache.data.store.segment.directory import Directory
-from hicache.data.store.segment.proof import fault_of
+from hicache.data.store.segment.proof import NOT_NOW, fault_of
 from hicache.data.store.segment.tables import Row
+from hicache.errors import UnavailableError
 
 
 @dataclass(slots=True)
@@ -31,7 +32,7 @@ def verify(
     """Read and check every record of ``rows``; with ``mend`` the damaged ones leave the index.
 
     What is written, evicted or moved meanwhile is not damage: a row counts as wrong only while it still says the
-    same of the same place.
+    same of the same place. UnavailableError when the system has no means to read, which says nothing of the record.
     """
     found, buffer = Verified(), memoryview(bytearray(1 << 20))
     for key, row in rows:
@@ -42,6 +43,8 @@ def verify(
         if HEADER_NBYTES + row.nbytes > buffer.nbytes:
             buffer = memoryview(bytearray(HEADER_NBYTES + row.nbytes))
         wrong = fault_of(directory.segments, key, row, buffer)
+        if wrong == NOT_NOW:
+            raise UnavailableError("a record cannot be read now: no memory, or too many files", key=key.hex())
         if wrong is not None and row.same_bytes(directory.rows([key])[0]):
             found.damaged.append((key, wrong))
             if mend:
