@@ -177,7 +177,8 @@ class Below:
     def write(self, rows: Iterable[int], request: Request | None) -> list[int]:
         """Write pages of the lowest memory tier to the store, each behind its missing ancestors; returns the rows begun.
 
-        A page whose chain to the root is neither in the store nor in the tier is left out: it could never be found.
+        A page whose chain to the root is neither in the store nor in the tier is left out, for it could never be
+        found, and so is one behind an orphan.
         """
         index, bottom, storing = self._index, self._tiers.bottom, self._books.storing
         drafts: dict[int, Draft] = {}
@@ -209,7 +210,7 @@ class Below:
         return started
 
     def _missing(self, row: int) -> list[int]:
-        """The page and its ancestors that the store lacks, root first; empty when none, or when the chain is broken."""
+        """The page and its ancestors that the store lacks, root first; empty when none, or the chain is broken."""
         index, bottom = self._index, self._tiers.bottom
         if not self._books.spaces[index.spaces[row]].durable:
             return []
@@ -218,6 +219,8 @@ class Below:
             if row < 0:
                 return []
             if index.flags[row] & STORED or index.keys[row] in self._books.storing:
+                if not index.resident(row):  # what hangs on it is an orphan
+                    return []
                 break
             if bottom.at[row] < 0:
                 return []
