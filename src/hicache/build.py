@@ -83,6 +83,7 @@ def build(
             store = _opened(settings.store, spec, health)
         data = DataPlane(spec, pools, endpoint, engine, store)
         data, report = _tested(data, platform, clock, health)
+        store = data.store
         if settings.strict and health:
             raise ConfigError("the store cannot be used", **health)
         parts = Parts(
@@ -124,7 +125,7 @@ def _tested(
     if report.store is None:
         return data, report
     _LOG.warning("the store is off, its self-test failed: %s", report.store)
-    if data.store is not None and not report.store.reason.startswith("no answer"):
+    if data.store is not None and not report.store.hangs:
         close_quietly(data.store)
     health["store"] = f"off: {report.store}"
     return replace(data, store=None), report

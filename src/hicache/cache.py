@@ -219,7 +219,8 @@ class Cache:
             failure = report.failure or report.store
             if failure is not None:
                 self._off["store"] = f"off: {failure}"
-                close_quietly(store)
+                if not failure.hangs:
+                    close_quietly(store)
                 return report
             self._off.pop("store", None)
             self.settings, self.resolution, self.data = asked, answer, replace(self.data, store=store)

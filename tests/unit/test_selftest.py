@@ -111,6 +111,11 @@ class Store(MemoryStore):
     def __init__(self, fault):
         super().__init__(1 << 20, SPEC.fingerprint())
         self.fault, self.go = fault, threading.Event()
+        self.closes = 0
+
+    def close(self):
+        self.closes += 1
+        super().close()
 
     def write(self, namespace, records):
         if self.fault == "refuses":
@@ -169,18 +174,28 @@ def test_a_wrong_byte_is_an_error_at_start(monkeypatch):
         make(Engine(), host={"bytes": "64KiB"})
 
 
+@pytest.fixture
+def faulty(monkeypatch):
+    """Makes every ``memory`` store one with the fault that is named; returns the list of those that were made."""
+
+    def install(fault):
+        made = []
+
+        def factory(options, spec):
+            made.append(Store(fault))
+            made[-1]._fingerprint = spec.fingerprint()
+            return made[-1]
+
+        monkeypatch.setattr(selftest, "STORE_S", 0.3)
+        monkeypatch.setitem(registry.BUILT_IN, "memory", factory)
+        return made
+
+    return install
+
+
 @pytest.mark.parametrize("fault", ["refuses", "flips", "hangs"])
-def test_a_store_that_fails_is_off_with_a_health_flag_and_the_cache_works(monkeypatch, fault):
-    monkeypatch.setattr(selftest, "STORE_S", 0.3)
-    made = []
-
-    def factory(options, spec):
-        made.append(Store(fault))
-        made[-1]._fingerprint = spec.fingerprint()
-        return made[-1]
-
-    monkeypatch.setitem(registry.BUILT_IN, "memory", factory)
-    engine = Engine()
+def test_a_store_that_fails_is_off_with_a_health_flag_and_the_cache_works(faulty, fault):
+    made, engine = faulty(fault), Engine()
     cache = make(engine, host={"bytes": "64KiB"}, store={"type": "memory", "cap": "1MiB"})
     assert cache.health["store"].startswith("off: leg=")
     assert cache.data.store is None
@@ -247,13 +262,25 @@ def test_attaching_follows_the_rules_of_the_start(monkeypatch, layout):
     cache.close()
 
 
-def test_a_store_that_fails_its_test_is_not_attached(monkeypatch):
-    def factory(options, spec):
-        store = Store("flips")
-        store._fingerprint = spec.fingerprint()
-        return store
+@pytest.mark.parametrize("fault,closes", [("flips", 1), ("hangs", 0)])
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_store_is_never_closed_under_a_call_that_hangs(faulty, fault, closes, strict):
+    made = faulty(fault)
+    started = {"host": {"bytes": "64KiB"}, "store": {"type": "memory", "cap": "1MiB"}}
+    if strict:
+        with pytest.raises(ConfigError, match="the store cannot be used"):
+            make(Engine(), strict=True, **started)
+    else:
+        cache = make(Engine(), **started)
+        cache.attach_store(MemoryStoreSettings(cap="1MiB"))
+        cache.close()
+    assert [store.closes for store in made] == [closes] * (1 if strict else 2)
+    for store in made:
+        store.go.set()
 
-    monkeypatch.setitem(registry.BUILT_IN, "memory", factory)
+
+def test_a_store_that_fails_its_test_is_not_attached(faulty):
+    faulty("flips")
     cache = make(Engine(), host={"bytes": "64KiB"})
     assert cache.attach_store(MemoryStoreSettings(cap="1MiB")).store.leg == "store -> host"
     assert (cache.data.store, cache.chosen.store) == (None, "none")
