@@ -108,10 +108,6 @@ class Filter:
 def opened(path: Path) -> Iterator[tuple[Directory, Survey]]:
     """A directory to change, under its own cap, and the view of it from outside."""
     with survey(path) as seen:
-        if seen.policy != Lru.name:
-            raise ConfigError(
-                "the directory's records are ranked by a policy that is not here", policy=seen.policy
-            )
         cap = seen.cap_bytes
     directory = open_directory(path, cap, Lru(), Files())
     try:

@@ -9,7 +9,6 @@ import click
 
 from hicache.cli.storage.common import Filter, directory_of, opened, said_bytes, with_filters
 from hicache.data.store.segment.survey import survey
-from hicache.data.store.segment.tables import BLOCK_NBYTES, slot_blocks_of
 from hicache.data.store.segment.tidy import Picture, give_back, remove
 from hicache.errors import ConfigError
 from hicache.tables import parse_bytes
@@ -36,7 +35,7 @@ def command(*, path: Path | None, wanted: Filter, size: str | None, dry_run: boo
     named = [] if wanted.empty else picture.going(wanted)
     keys = named if limit is None else picture.coldest(limit, first=named)
     count = len(keys)
-    nbytes = sum(slot_blocks_of(picture.rows[key].nbytes) for key in keys) * BLOCK_NBYTES
+    nbytes = picture.nbytes(keys)
     freed = 0
     if not dry_run:
         with opened(place) as (directory, _):

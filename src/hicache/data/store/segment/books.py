@@ -18,11 +18,11 @@ from hicache.data.store.segment.clock import now
 from hicache.data.store.segment.slots import Slots
 from hicache.data.store.segment.tables import Place, Row, Tables
 from hicache.data.store.segment.tree import Tree
+from hicache.data.store.segment.who import WHO_MAX, about
+from hicache.keys import Namespace
 from hicache.policy import EvictionPolicy
 
 USES_MAX = 2**32 - 1
-WHO_MAX = 10_000
-"""Namespaces that are described: with a salt for each user there can be any number, and each takes some 200 bytes."""
 
 
 @dataclass(slots=True)
@@ -112,10 +112,12 @@ class Books:
             row.uses = min(row.uses + 1, USES_MAX)
             self.tree.rerank(key, row, self.next_rank(row.hint))
 
-    def introduce(self, root: bytes, about: str) -> None:
+    def introduce(self, namespace: Namespace) -> None:
         """Note what a namespace is, for whoever inspects the directory; not beyond ``WHO_MAX`` namespaces."""
-        if self.txn.stat(self._who)["entries"] < WHO_MAX:
-            self.txn.put(root[:8], about.encode(), overwrite=False, db=self._who)
+        short = namespace.root[:8]
+        known = self.txn.get(short, db=self._who) is not None
+        if not known and self.txn.stat(self._who)["entries"] < WHO_MAX:
+            self.txn.put(short, about(namespace).encode(), db=self._who)
 
     # -- taking and giving slots --------------------------------------------------------------------------------
 

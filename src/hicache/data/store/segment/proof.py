@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hicache.data.store.record import HEADER_NBYTES, Header, parse_header, payload_sum
 from hicache.data.store.segment.files import OpenSegments
 from hicache.data.store.segment.tables import BLOCK_NBYTES, Row
+from hicache.errors import UnavailableError
 
 NOT_NOW = "not_now"
 _NOT_NOW = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
@@ -39,10 +40,12 @@ def fault_of(segments: OpenSegments, key: bytes, row: Row, into: memoryview) -> 
     """Read header and payload of a row's place into ``into``; None if they are what the row says, else what is wrong.
 
     ``into`` takes ``HEADER_NBYTES`` + ``row.nbytes`` bytes. The reasons are those of :func:`fetch`, ``row`` and
-    ``payload``.
+    ``payload``. UnavailableError when the system has no means to read, which says nothing of the record.
     """
     payload = into[HEADER_NBYTES : HEADER_NBYTES + row.nbytes]
     header = fetch(segments, row, into[:HEADER_NBYTES], [payload])
+    if header == NOT_NOW:
+        raise UnavailableError("a record cannot be read now: no memory, or too many files", key=key.hex())
     if isinstance(header, str):
         return header
     if (header.key, header.namespace[:8]) != (key, row.namespace) or not is_of(header, row):

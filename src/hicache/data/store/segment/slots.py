@@ -156,6 +156,11 @@ class Slots:
                 found = cursor.next()
         return places
 
+    def held_segments(self) -> set[int]:
+        """Segments in which some session holds slots."""
+        with self._txn.cursor(db=self._own) as cursor:
+            return {unpack_own(key)[1] for key in cursor.iternext(values=False)}
+
     def owners(self) -> list[int]:
         """Sessions that hold slots."""
         sessions: list[int] = []

@@ -38,7 +38,6 @@ from hicache.data.store.segment.directory import Directory
 from hicache.data.store.segment.files import Files
 from hicache.data.store.segment.reader import Reader
 from hicache.data.store.segment.sharing import close_directory, open_directory
-from hicache.data.store.segment.survey import about
 from hicache.data.store.segment.tables import (
     BLOCK_NBYTES,
     Place,
@@ -362,7 +361,7 @@ class SegmentStore:
         if not records:
             return
         with self._directory.writing() as books:
-            books.introduce(namespace.root, about(namespace))
+            books.introduce(namespace)
             verdicts = [books.publish(r, r.place) for r in records if r.place is not None]
         for record, verdict in zip(records, verdicts, strict=True):
             record.outcome, record.place = verdict, None

@@ -18,20 +18,9 @@ from hicache.data.store.segment.slots import Slots
 from hicache.data.store.segment.sound import check_whole
 from hicache.data.store.segment.tables import BLOCK_NBYTES, FORMAT, Row, SegmentRow, Tables
 from hicache.errors import ConfigError, IncompatibleError, UnavailableError
-from hicache.keys import Namespace
 
 CHUNK = 2000
 """Rows a read transaction: some milliseconds."""
-
-SHOWN = ("engine", "architecture", "model", "weights", "adapter", "dtypes", "attention", "page_tokens")
-"""Fields of a namespace that may be told to whoever reads the directory; of all others only the name."""
-
-
-def about(namespace: Namespace) -> str:
-    """What a namespace is, as JSON: the fields of :data:`SHOWN`, and the names of the others (a salt is a secret)."""
-    fields = dict(namespace.fields)
-    said = {name: str(fields[name])[:200] for name in SHOWN if name in fields}
-    return json.dumps({**said, "other_fields": sorted(fields.keys() - said.keys())})
 
 
 class Survey:
@@ -72,7 +61,7 @@ class Survey:
             return int(txn.stat(self._tables.rec)["entries"])
 
     def namespaces(self) -> dict[bytes, Mapping[str, object]]:
-        """First 8 bytes of a root -> what :func:`about` said of it."""
+        """First 8 bytes of a root -> what :func:`hicache.data.store.segment.who.about` said of it."""
         with self._env.begin() as txn:
             found = list(txn.cursor(db=self._tables.who))
         return {root: json.loads(value) for root, value in found}
@@ -107,16 +96,16 @@ def survey(path: Path) -> Iterator[Survey]:
     except (lmdb.Error, OSError) as error:
         raise UnavailableError("the index cannot be opened", path=index, reason=error) from error
     try:
-        try:
-            found = Survey(path, env)
-        except (lmdb.Error, lmdb.NotFoundError) as error:
-            raise IncompatibleError(
-                "the index is not one of a segment store", path=index, reason=error
-            ) from error
-        if found.format != FORMAT:
-            raise IncompatibleError(
-                "another format of the index", path=path, format=found.format, ours=FORMAT
-            )
-        yield found
+        yield _looked_at(path, env)
     finally:
         env.close()
+
+
+def _looked_at(path: Path, env: lmdb.Environment) -> Survey:
+    try:
+        found = Survey(path, env)
+    except lmdb.Error as error:
+        raise IncompatibleError("the index is not one of a segment store", path=path, reason=error) from error
+    if found.format != FORMAT:
+        raise IncompatibleError("another format of the index", path=path, format=found.format, ours=FORMAT)
+    return found

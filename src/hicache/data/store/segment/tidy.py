@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hicache.data.store.record import NO_PARENT
 from hicache.data.store.segment.directory import Directory
-from hicache.data.store.segment.tables import BLOCK_NBYTES, Row, slot_blocks_of, unpack_own
+from hicache.data.store.segment.tables import BLOCK_NBYTES, Row, slot_blocks_of
 
 BATCH = 256
 """Records a write transaction."""
@@ -33,9 +33,9 @@ class Picture:
         """Of everything that a survey finds; some 500 bytes a record."""
         return cls(dict(rows))
 
-    def used_bytes(self) -> int:
-        """Bytes of the slots that records lie in."""
-        return sum(map(_size, self.rows.values()))
+    def nbytes(self, keys: Iterable[bytes]) -> int:
+        """Bytes of the slots that these records lie in."""
+        return sum(_size(self.rows[key]) for key in keys)
 
     def going(self, wanted: Callable[[Row], bool]) -> list[bytes]:
         """Records that ``wanted`` names and that nothing below keeps, coldest first, each before its parent."""
@@ -44,7 +44,7 @@ class Picture:
     def coldest(self, nbytes: int, *, first: Sequence[bytes] = ()) -> list[bytes]:
         """``first`` (of :meth:`going`), then the coldest leaves, until at most ``nbytes`` of slots are in use."""
         keys, gone = list(first), set(first)
-        left = self.used_bytes() - sum(_size(self.rows[key]) for key in keys)
+        left = self.nbytes(self.rows) - self.nbytes(keys)
         for key in self._from_the_leaves(lambda _row: True):
             if left <= nbytes:
                 break
@@ -92,8 +92,7 @@ def remove(directory: Directory, keys: list[bytes], picture: Picture) -> tuple[i
 def give_back(directory: Directory) -> int:
     """Remove segment files that hold no record and no running process's slot; returns their bytes."""
     with directory.writing() as books:
-        with books.txn.cursor(db=directory.tables.own) as cursor:
-            held = {unpack_own(key)[1] for key in cursor.iternext(values=False)}
+        held = books.slots.held_segments()
         empty = [n for n, row in books.slots.rows() if row.free == row.slots and n not in held]
         for number in empty:
             books.slots.drop_segment(number)

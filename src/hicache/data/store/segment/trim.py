@@ -10,7 +10,7 @@ from hicache.data.store.record import HEADER_NBYTES
 from hicache.data.store.segment.books import Books
 from hicache.data.store.segment.files import OpenSegments
 from hicache.data.store.segment.proof import fault_of
-from hicache.data.store.segment.tables import BLOCK_NBYTES, Place, Row, Tables, unpack_own
+from hicache.data.store.segment.tables import BLOCK_NBYTES, Place, Row, Tables
 
 
 def trim(books: Books, tables: Tables, segments: OpenSegments) -> int | None:
@@ -22,7 +22,7 @@ def trim(books: Books, tables: Tables, segments: OpenSegments) -> int | None:
     slots = books.slots
     if slots.segments * slots.number(b"segment_blocks") * BLOCK_NBYTES <= slots.number(b"cap"):
         return None
-    victim = _choose(books, tables)
+    victim = _choose(books)
     if victim is None:
         return None
     segment, blocks = victim
@@ -48,10 +48,9 @@ def trim(books: Books, tables: Tables, segments: OpenSegments) -> int | None:
     return segment
 
 
-def _choose(books: Books, tables: Tables) -> tuple[int, int] | None:
+def _choose(books: Books) -> tuple[int, int] | None:
     """The segment with the fewest records among those that no running process writes to: (number, slot blocks)."""
-    with books.txn.cursor(db=tables.own) as cursor:
-        busy = {unpack_own(key)[1] for key in cursor.iternext(values=False)}
+    busy = books.slots.held_segments()
     idle = [
         (row.slots - row.free, number, row.slot_blocks)
         for number, row in books.slots.rows()

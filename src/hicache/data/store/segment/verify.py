@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from hicache.data.store.record import HEADER_NBYTES
 from hicache.data.store.segment.directory import Directory
-from hicache.data.store.segment.proof import NOT_NOW, fault_of
+from hicache.data.store.segment.proof import fault_of
 from hicache.data.store.segment.tables import Row
-from hicache.errors import UnavailableError
 
 
 @dataclass(slots=True)
@@ -43,8 +42,6 @@ def verify(
         if HEADER_NBYTES + row.nbytes > buffer.nbytes:
             buffer = memoryview(bytearray(HEADER_NBYTES + row.nbytes))
         wrong = fault_of(directory.segments, key, row, buffer)
-        if wrong == NOT_NOW:
-            raise UnavailableError("a record cannot be read now: no memory, or too many files", key=key.hex())
         if wrong is not None and row.same_bytes(directory.rows([key])[0]):
             found.damaged.append((key, wrong))
             if mend:
