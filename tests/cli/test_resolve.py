@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hicache.cli import main
+from hicache.data.store.segment import SegmentStore
 from hicache.errors import ConfigError
 from hicache.resolve.compatibility import page
 
@@ -152,6 +153,37 @@ def test_the_doctor_finds_a_damaged_index_and_leaves_it_alone(capsys, monkeypatc
     assert main(["doctor"]) == 1
     assert "the index is damaged" in " ".join(capsys.readouterr().out.split())
     assert [path.name for path in tmp_path.rglob("*")] == ["kv", "index.mdb"]
+
+
+@pytest.mark.parametrize("mode", [0o500, 0o750, 0o1700])
+def test_the_doctor_refuses_what_the_store_would_refuse(capsys, monkeypatch, tmp_path, mode):
+    place = tmp_path / "kv"
+    place.mkdir()
+    place.chmod(mode)
+    monkeypatch.setenv("HICACHE_STORE_PATH", str(place))
+    assert main(["doctor"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "must be ours alone" in said
+    assert f"mode={oct(mode)}" in said
+    with pytest.raises(ConfigError, match="must be ours alone"):
+        SegmentStore(place, 1 << 20)
+    assert not list(place.iterdir())
+
+
+@pytest.mark.parametrize(
+    "name,said",
+    [("segment-00000001", "1 segments of"), ("index.mdb", "not a file"), ("index.mdb-lock", "not a file")],
+)
+def test_the_doctor_names_what_stands_in_a_files_place(capsys, monkeypatch, tmp_path, name, said):
+    place = tmp_path / "kv"
+    place.mkdir(mode=0o700)
+    os.mkfifo(place / name)
+    monkeypatch.setenv("HICACHE_STORE_PATH", str(place))
+    assert main(["doctor"]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert said in shown
+    assert name in shown
+    assert [path.name for path in place.iterdir()] == [name]
 
 
 def test_the_doctor_says_what_to_change(capsys, monkeypatch, tmp_path):

@@ -71,8 +71,9 @@ def test_a_history_can_be_run_again_and_leads_to_the_same_state(name):
 FOUND = {
     "an orphan is written behind its stored parent": (
         "w2_store_back",
-        "open 0, load 0, publish 0, run 4 0 well, done 4 0, evict 2, publish 0, close 0, open 0, load 0, publish 0,"
-        "close 0, open 0, load 0, run 6 0 well, done 6 0, run 12 0 first, done 12 0, publish 0",
+        """open 0, load 0, publish 0, run 4 0 well, done 4 0, evict 2, publish 0, close 0,
+        open 0, load 0, publish 0, close 0,
+        open 0, load 0, run 6 0 well, done 6 0, run 12 0 first, done 12 0, publish 0""",
     ),
 }
 """Histories that once ended in a failure and lie deeper than the default suite searches."""

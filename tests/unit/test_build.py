@@ -313,7 +313,7 @@ def test_a_directory_removed_under_a_running_cache_is_noticed_and_can_be_attache
     cache.flush(10)
     assert cache.health == {}
     shutil.rmtree(tmp_path / "kv")
-    assert "removed or replaced" in cache.health["store"]
+    assert "removed or put elsewhere" in cache.health["store"]
     assert 'hicache_off{reason="' in cache.metrics().text()
     keys, before = publish(cache, engine, 2)
     cache.flush(10)

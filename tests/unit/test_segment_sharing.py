@@ -109,11 +109,13 @@ def test_foreign_entries_are_left_alone_and_debris_is_removed(tmp_path):
     (folder / "segment-00000777x").write_text("mine")
     (folder / "folder").mkdir()
     (folder / "segment-00000099").mkdir()
+    (folder / "segment-00000098").symlink_to(folder / "notes.txt")
     (folder / "segment-00000777").write_bytes(bytes(SLOT))
     (folder / "session-00000000000000ff").write_text("")
     store = opened(tmp_path, 16)
     names = {path.name for path in folder.iterdir()}
-    assert {"notes.txt", "segment-of-mine", "segment-00000777x", "folder", "segment-00000099"} <= names
+    assert {"notes.txt", "segment-of-mine", "segment-00000777x", "folder"} <= names
+    assert {"segment-00000099", "segment-00000098"} <= names
     assert not {"segment-00000777", "session-00000000000000ff"} & names
     assert read_back(store, NAMESPACE, chain_of("a", 4)) == [True] * 4
     assert store.usage()["records"] == 4
@@ -299,6 +301,8 @@ def test_a_broken_index_is_noticed_by_the_recount(tmp_path):
     def recount_fails(match):
         with pytest.raises(InvariantError, match=match):
             store.check()
+        assert re.search(match, store.trouble()), "what contradicts itself is not used any more"
+        store.directory.damage = None
 
     bend(lambda row: setattr(row, "children", 2))
     recount_fails("children are miscounted")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from hicache.data.moves import DataPlane
 from hicache.data.platform.cpu import CpuPlatform
 from hicache.data.pool import Pool
 from hicache.data.store.base import Store
+from hicache.data.store.segment.place import INDEX, check_entries, check_ours
 from hicache.data.store.segment.survey import survey
 from hicache.errors import ConfigError, HiCacheError
 from hicache.layout import LAYOUTS
@@ -63,21 +63,22 @@ def _seconds(source: Bytes, target: Bytes) -> float:
     return time.monotonic() - began
 
 
-def _ours(path: Path) -> None:
-    """ConfigError for a store path that is there and that the store would refuse; the trial itself leaves it alone."""
+def directory_findings(path: Path) -> list[Finding]:
+    """What the store would meet in a directory that is there: an error for what it refuses. Nothing is changed."""
     if not os.path.lexists(path):
-        return
-    if not path.is_dir():
-        raise ConfigError("not a directory", path=path)
-    about = path.stat()
-    if about.st_mode & 0o077 or about.st_uid != os.geteuid():
-        mode = oct(stat.S_IMODE(about.st_mode))
-        raise ConfigError(
-            "the directory must be ours alone", path=path, mode=mode, wanted="0o700", owner=about.st_uid
-        )
-    if os.path.lexists(path / "index.mdb"):
+        return []
+    try:
+        check_ours(path)
+    except OSError as error:
+        raise ConfigError("the store's directory cannot be looked at", path=path, reason=error) from error
+    alien = check_entries(path)
+    if (path / INDEX).exists():
         with survey(path):
-            return
+            pass
+    if not alien:
+        return []
+    what = f"{len(alien)} segments of {path} are not files and cannot be used: {alien[0]}"
+    return [Finding("wrong", what, "remove what stands in their place")]
 
 
 @contextmanager
@@ -86,7 +87,6 @@ def trial_store(settings: Settings, spec: CacheSpec) -> Iterator[Store | None]:
     wanted = settings.store
     folder = None
     if isinstance(wanted, SegmentStoreSettings):
-        _ours(Path(wanted.path).expanduser())
         there = existing(Path(wanted.path).expanduser().absolute())
         folder = tempfile.mkdtemp(prefix=".hicache-doctor-", dir=there)
         cap = wanted.options()["cap_bytes"]
@@ -113,7 +113,10 @@ def run(settings: Settings, spec: CacheSpec, chosen: Chosen) -> tuple[dict[str, 
     pools = {
         w: Pool(spec, LAYOUTS[name], pages, platform, w) for w, name in tiers.items() if name is not None
     }
+    found: list[Finding] = []
     try:
+        if isinstance(settings.store, SegmentStoreSettings):
+            found = directory_findings(Path(settings.store.path).expanduser())
         with trial_store(settings, spec) as store:
             data = DataPlane(spec, pools, _NoEndpoint(), make_engine(chosen.engine), store)  # type: ignore[arg-type]
             self_test(data, platform, time.monotonic, secrets.randbits(64))  # warm: threads, memory, files
@@ -127,7 +130,8 @@ def run(settings: Settings, spec: CacheSpec, chosen: Chosen) -> tuple[dict[str, 
     finally:
         for pool in pools.values():
             pool.close()
-    return _judged(report, memcpy_speed())
+    facts, more = _judged(report, memcpy_speed())
+    return facts, found + more
 
 
 def _judged(report: Report, plain: float) -> tuple[dict[str, object], list[Finding]]:

@@ -11,10 +11,10 @@ the index is debris of a process that died, and is removed at open, under the in
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
-import re
-import stat
+import struct
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +25,7 @@ import lmdb
 
 from hicache.data.store.segment.books import Books
 from hicache.data.store.segment.files import Files, OpenSegments
+from hicache.data.store.segment.place import INDEX, READERS_MAX, SEGMENT, Watch, reserve_lock
 from hicache.data.store.segment.sessions import Sessions
 from hicache.data.store.segment.slots import Slots
 from hicache.data.store.segment.sound import check_whole
@@ -38,21 +39,21 @@ from hicache.data.store.segment.tables import (
     segment_blocks_of,
 )
 from hicache.data.store.segment.trim import trim
-from hicache.errors import ConfigError, IncompatibleError, UnavailableError
+from hicache.errors import ConfigError, DataError, IncompatibleError, InvariantError, UnavailableError
 from hicache.policy import EvictionPolicy
 
 log = logging.getLogger("hicache.store")
 
+CONTRADICTIONS = (InvariantError, struct.error)
+"""What shows that rows of the index do not fit together: a bit that flipped in one, as a rule."""
+
 MAP_NBYTES = 1 << 43
 MAP_NBYTES_MIN = 1 << 26
-READERS_MAX = 512
 GROW_PAUSE = 64
 """How many further requests for slots go without a new segment after the disk had no room for one."""
 
 FLUSH_S = 0.05
 """How long marks of use may wait for a write transaction to travel with."""
-
-_SEGMENT = re.compile(r"segment-(\d{8})\Z")
 
 
 def open_index(path: Path) -> lmdb.Environment:
@@ -61,6 +62,7 @@ def open_index(path: Path) -> lmdb.Environment:
     DataError for a damaged index, UnavailableError for one that cannot be opened.
     """
     check_whole(path)
+    reserve_lock(path.parent)
     nbytes = MAP_NBYTES
     while True:
         try:
@@ -95,11 +97,10 @@ class Directory:
         self.session = self.trimmed = 0
         self.segments = OpenSegments(path, files)
         self.sessions = Sessions(path)
-        self.env = open_index(path / "index.mdb")
+        self.damage: str | None = None
+        self.env = open_index(path / INDEX)
         try:
-            self._index = path / "index.mdb"
-            there = self._index.stat()
-            self._identity = (there.st_dev, there.st_ino)
+            self._watch = Watch(path)
             self.tables = Tables.of(self.env)
             self.env.reader_check()
             self._start()
@@ -109,6 +110,8 @@ class Directory:
             self.env.close()
             if isinstance(error, (lmdb.Error, OSError)):
                 raise UnavailableError("the index cannot be used", path=path, reason=error) from error
+            if isinstance(error, CONTRADICTIONS):
+                raise DataError("the index contradicts itself", path=path, reason=error) from error
             raise
         self._lock = threading.Lock()
         self._touched: list[bytes] = []
@@ -122,7 +125,7 @@ class Directory:
 
     def _start(self) -> None:
         """In one transaction: agree on the format, free what dead processes held, sweep, open a session."""
-        with self.env.begin(write=True) as txn:
+        with self._begin(write=True) as txn:
             books = Books(txn, self.tables, self.policy, 0)
             slots = books.slots
             known = slots.number(b"format")
@@ -151,7 +154,7 @@ class Directory:
 
     def set_cap(self, cap_bytes: int) -> None:
         """Make this the directory's cap, for every process; a smaller one evicts and gives segments up at once."""
-        with self.env.begin(write=True) as txn:
+        with self._begin(write=True) as txn:
             slots = Books(txn, self.tables, self.policy, self.session).slots
             segment_nbytes = slots.number(b"segment_blocks") * BLOCK_NBYTES
             if slots.segments and cap_bytes < segment_nbytes:
@@ -169,7 +172,7 @@ class Directory:
 
     def _trim_once(self) -> int | None:
         """Give up one segment if more are reserved than the cap allows; how many records were evicted for it."""
-        with self.env.begin(write=True) as txn:
+        with self._begin(write=True) as txn:
             books = Books(txn, self.tables, self.policy, self.session)
             victim = trim(books, self.tables, self.segments)
             books.finish()
@@ -187,11 +190,14 @@ class Directory:
         self._wake.set()
         if flusher is not None:
             flusher.join()
-        with suppress(lmdb.Error, OSError), self.writing() as books:
-            books.reclaim(self.session)
-        self.segments.close()
-        self.sessions.end()
-        self.env.close()
+        try:
+            with suppress(lmdb.Error, OSError, *CONTRADICTIONS), self.writing() as books:
+                books.reclaim(self.session)
+        finally:
+            self.segments.close()
+            self.sessions.end()
+            self._watch.make_closable()
+            self.env.close()
 
     def dead_sessions(self, books: Books) -> Sequence[int]:
         """Sessions that hold slots and whose process is gone."""
@@ -201,25 +207,32 @@ class Directory:
         """Remove segment files without a row and lock files of sessions that are over."""
         self.sessions.sweep()
         for path in list(self.path.iterdir()):
-            found = _SEGMENT.match(path.name)
-            if found and stat.S_ISREG(path.lstat().st_mode) and books.slots.segment(int(found[1])) is None:
+            found = SEGMENT.match(path.name)
+            if (
+                found
+                and path.is_file()
+                and not path.is_symlink()
+                and books.slots.segment(int(found[1])) is None
+            ):
                 self.files.remove(path)
 
     # -- transactions -------------------------------------------------------------------------------------------
 
     @property
-    def gone(self) -> bool:
-        """True when the directory or its index was removed, or put elsewhere, while it is open."""
-        try:
-            there = self._index.stat()
-        except OSError:
-            return True
-        return (there.st_dev, there.st_ino) != self._identity
+    def trouble(self) -> str | None:
+        """Why nothing here can be used any more: the index was removed, replaced, cut, or contradicts itself."""
+        return self.damage or self._watch.trouble()
 
     @property
     def ours(self) -> bool:
         """False in a forked child of the process that opened it."""
         return self.pid == os.getpid()
+
+    def _begin(self, *, write: bool = False) -> lmdb.Transaction[bytes]:
+        """A transaction; OSError when the index is not what it was, because LMDB would take the process along."""
+        if (trouble := self.trouble) is not None:
+            raise OSError(errno.ESTALE, trouble)
+        return self.env.begin(write=write)
 
     @contextmanager
     def writing(self) -> Iterator[Books]:
@@ -228,7 +241,7 @@ class Directory:
             touched, self._touched = self._touched, []
             owed, self._owed = self._owed, []
         try:
-            txn = self.env.begin(write=True)
+            txn = self._begin(write=True)
             try:
                 books = Books(txn, self.tables, self.policy, self.session)
                 for place in owed:
@@ -251,18 +264,18 @@ class Directory:
 
     def rows(self, keys: Iterable[bytes]) -> list[Row | None]:
         """Copies of the rows; the read transaction ends before this returns."""
-        with self.env.begin() as txn:
+        with self._begin() as txn:
             values = [txn.get(key, db=self.tables.rec) for key in keys]
         return [None if value is None else Row.unpack(value) for value in values]
 
     def segment_nbytes(self) -> int:
         """Size of every segment file of the directory; 0 as long as there is none."""
-        with self.env.begin() as txn:
+        with self._begin() as txn:
             return Slots(txn, self.tables).number(b"segment_blocks") * BLOCK_NBYTES
 
     def gauges(self) -> dict[str, int]:
         """How full the directory is, counted from its segments."""
-        with self.env.begin() as txn:
+        with self._begin() as txn:
             slots = Slots(txn, self.tables)
             heads = [SegmentRow.head(value) for _, value in txn.cursor(db=self.tables.seg)]
             owned = txn.stat(self.tables.own)["entries"]
@@ -341,7 +354,7 @@ class Directory:
             self._wake.clear()
             if not self.closed:
                 pause.wait(FLUSH_S)
-                with suppress(lmdb.Error, OSError):
+                with suppress(lmdb.Error, OSError, *CONTRADICTIONS):
                     self.flush()
 
     @contextmanager

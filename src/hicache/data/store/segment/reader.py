@@ -35,7 +35,7 @@ class Reader:
             return [
                 self._read(root, key, row, views) for key, row, views in zip(keys, rows, into, strict=True)
             ]
-        except lmdb.Error:
+        except (lmdb.Error, OSError):
             return [Miss("unavailable")] * len(keys)
 
     def _read(self, root: bytes, key: bytes, row: Row | None, into: Iovec) -> ReadOutcome:

@@ -5,40 +5,18 @@ LMDB must not be opened twice in one process, and what a forked child inherits s
 
 from __future__ import annotations
 
+import logging
 import os
-import stat
 import threading
-from contextlib import suppress
 from pathlib import Path
 
 from hicache.data.store.segment.directory import Directory
 from hicache.data.store.segment.files import Files
-from hicache.errors import ConfigError, UnavailableError
+from hicache.data.store.segment.place import check_entries, make_private
+from hicache.errors import UnavailableError
 from hicache.policy import EvictionPolicy
 
-
-def check_private(path: Path) -> tuple[int, int]:
-    """Make the directory if it is not there; ConfigError unless it is ours alone. Returns (device, inode)."""
-    try:
-        with suppress(FileExistsError):
-            path.mkdir(mode=0o700, parents=True)
-        there = path.stat()
-    except OSError as error:
-        raise ConfigError("a segment store's directory cannot be made", path=path, reason=error) from error
-    if not stat.S_ISDIR(there.st_mode):
-        raise ConfigError("a segment store needs a directory", path=path)
-    mode = stat.S_IMODE(there.st_mode)
-    if there.st_uid != os.geteuid() or mode != 0o700:
-        raise ConfigError(
-            "a segment store's directory must be ours alone",
-            path=path,
-            mode=oct(mode),
-            wanted=oct(0o700),
-            owner=there.st_uid,
-            us=os.geteuid(),
-        )
-    return there.st_dev, there.st_ino
-
+log = logging.getLogger("hicache.store")
 
 _directories: dict[tuple[int, int], Directory] = {}
 _directories_lock = threading.Lock()
@@ -56,15 +34,21 @@ os.register_at_fork(after_in_child=_after_fork)
 def open_directory(path: Path, cap_bytes: int, policy: EvictionPolicy, files: Files) -> Directory:
     """The process's directory at ``path``; counted, so every call is paired with :func:`close_directory`.
 
-    A second opener in one process shares the first one's files and policy.
+    A second opener in one process shares the first one's files and policy. A link is followed once, here: where it
+    points to later is of no account.
     """
-    identity = check_private(path)
+    path = path.resolve()
+    identity = make_private(path)
+    if alien := check_entries(path):
+        log.warning("%d segments of %s are not files and cannot be used: %s", len(alien), path, alien[0])
     with _directories_lock:
         directory = _directories.get(identity)
         if directory is not None and directory.pid != os.getpid():
             raise UnavailableError(
                 "a forked process cannot use its parent's store", path=path, pid=directory.pid
             )
+        if directory is not None and (trouble := directory.trouble) is not None:
+            raise UnavailableError("another store of this process has it open still", reason=trouble)
         if directory is None:
             directory = _directories[identity] = Directory(path, cap_bytes, policy, files)
         else:

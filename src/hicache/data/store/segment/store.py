@@ -34,7 +34,7 @@ from hicache.data.store.record import (
 )
 from hicache.data.store.segment.books import Books, Need, Pending
 from hicache.data.store.segment.check import check
-from hicache.data.store.segment.directory import Directory
+from hicache.data.store.segment.directory import CONTRADICTIONS, Directory
 from hicache.data.store.segment.files import Files
 from hicache.data.store.segment.reader import Reader
 from hicache.data.store.segment.sharing import close_directory, open_directory
@@ -140,7 +140,7 @@ class SegmentStore:
                 return [False] * len(keys)
             try:
                 rows = self._directory.rows(bytes(key) for key in keys)
-            except lmdb.Error:
+            except (lmdb.Error, OSError):
                 return [False] * len(keys)
             return [row is not None and not row.hole and row.namespace == namespace.root[:8] for row in rows]
 
@@ -181,10 +181,10 @@ class SegmentStore:
                 return {**gauges, **self._counters.as_gauges()}
 
     def trouble(self) -> str | None:
-        """Why nothing is served: the directory was removed while it was open."""
-        if self._directory.ours and not self._closed and self._directory.gone:
-            return f"{self._directory.path} or its index was removed or replaced: attach the store anew"
-        return None
+        """Why nothing is served: the index was removed, replaced or cut while it was open, or contradicts itself."""
+        if not self._directory.ours or self._closed or (trouble := self._directory.trouble) is None:
+            return None
+        return f"{trouble}: attach the store anew"
 
     def check(self) -> None:
         """Recount every invariant of the index; InvariantError says what does not hold."""
@@ -207,7 +207,7 @@ class SegmentStore:
     def _call(self) -> Iterator[str | None]:
         """Brackets every call: yields why it cannot be served (``forked``, ``closed``, ``gone``).
 
-        Otherwise ``close`` waits for its end.
+        Otherwise ``close`` waits for its end. Whatever meets an index that contradicts itself ends its use.
 
         A forked child takes no lock: its parent may have held it at the fork.
         """
@@ -221,7 +221,10 @@ class SegmentStore:
             if closed:
                 yield "closed"
             else:
-                yield "gone" if self._directory.gone else None
+                yield "gone" if self._directory.trouble else None
+        except CONTRADICTIONS as error:
+            self._directory.damage = f"the index of {self._directory.path} contradicts itself ({error})"
+            raise
         finally:
             with self._idle:
                 self._calls -= not closed

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import lmdb
 
+from hicache.data.store.segment.place import INDEX
 from hicache.data.store.segment.slots import Slots
 from hicache.data.store.segment.sound import check_whole
 from hicache.data.store.segment.tables import BLOCK_NBYTES, FORMAT, Row, SegmentRow, Tables
@@ -74,7 +75,7 @@ class Survey:
             "cap_bytes": self.cap_bytes,
             "reserved_bytes": len(heads) * self.segment_bytes,
             "used_bytes": sum((slots - free) * blocks for blocks, slots, free in heads) * BLOCK_NBYTES,
-            "index_bytes": (self.path / "index.mdb").stat().st_blocks * 512,
+            "index_bytes": (self.path / INDEX).stat().st_blocks * 512,
         }
 
 
@@ -85,9 +86,9 @@ def survey(path: Path) -> Iterator[Survey]:
     ConfigError where no store is, IncompatibleError for another format, DataError for a damaged index,
     UnavailableError when it cannot be read.
     """
-    index = path / "index.mdb"
+    index = path / INDEX
     if not index.is_file():
-        raise ConfigError("there is no segment store here", path=path, missing="index.mdb")
+        raise ConfigError("there is no segment store here", path=path, missing=INDEX)
     check_whole(index)
     try:
         env = lmdb.open(
