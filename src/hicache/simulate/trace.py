@@ -27,6 +27,15 @@ MOONCAKE_PAGE_TOKENS = 512
 _GZIP = b"\x1f\x8b"
 _FIELDS = ("timestamp", "input_length", "hash_ids")
 _ID_LIMIT = 1 << 127
+_COUNTS = ("input_length", "output_length", "block_size")
+
+
+def _csv_value(name: str, text: str) -> object:
+    """A field as JSON would have it. ValueError where it is not a number; what is no count stays a float."""
+    if name == "hash_ids":
+        return [int(one) for one in text.split()]
+    number = float(text)
+    return int(number) if name in _COUNTS and number.is_integer() else number
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +120,12 @@ class Trace:
                     )
                 fields: dict[str, object] = {}
                 for name, text in row.items():
-                    fields[name] = text
                     try:
-                        fields[name] = [int(i) for i in text.split()] if name == "hash_ids" else float(text)
+                        fields[name] = _csv_value(name, text)
                     except ValueError:
                         self._wrong(line, "not a number", **{name: text[:40]})
-                    if name in ("input_length", "output_length", "block_size") and fields[name] == int(
-                        float(text)
-                    ):
-                        fields[name] = int(float(text))
                 yield line, fields
-        except (csv.Error, OverflowError) as error:
+        except csv.Error as error:
             self._wrong(table.line_num, "not a line of CSV", because=error)
 
     def _arrival(self, line: int, row: Mapping[str, object]) -> Arrival:
