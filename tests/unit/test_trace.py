@@ -68,11 +68,22 @@ def test_an_error_names_the_file_and_the_line(tmp_path, bad, said):
 
 @pytest.mark.parametrize(
     "bad",
-    ["1,600,5\n", "x,600,5,7 8\n", "1,600.5,5,7 8\n", "1,600,5,7 b\n", "1,600,5,7 8,9\n"]
-    + ["1,nan,5,7 8\n", "1,600,inf,7 8\n", "nan,600,5,7 8\n", "1,1e400,5,7 8\n"],
+    [
+        "1,600,5",
+        "x,600,5,7 8",
+        "1,600.5,5,7 8",
+        "1,600,5,7 b",
+        "1,600,5,7 8,9",
+        "1,nan,5,7 8",
+        "1,600,inf,7 8",
+        "nan,600,5,7 8",
+        "1,1e400,5,7 8",
+    ],
 )
 def test_a_wrong_line_of_csv_is_named(tmp_path, bad):
-    path = write(tmp_path / "t.csv", "timestamp,input_length,output_length,hash_ids\n0,600,5,7 8\n", bad)
+    path = write(
+        tmp_path / "t.csv", "timestamp,input_length,output_length,hash_ids\n0,600,5,7 8\n", bad + "\n"
+    )
     with pytest.raises(ConfigError, match="line=3"):
         list(Trace(path))
 
