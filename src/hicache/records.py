@@ -45,7 +45,8 @@ class Reason(enum.Enum):
     CORRUPT = "corrupt"  # bytes are not what the record claims
     FAILED = "failed"  # the copy or the I/O raised
     UPSTREAM = "upstream"  # a Job it follows failed this page, or its parent
-    CANCELLED = "cancelled"  # withdrawn before it started, or given up
+    CANCELLED = "cancelled"  # withdrawn before it started
+    DEADLINE = "deadline"  # its time was up
     PARENT_ABSENT = "parent_absent"  # a store write whose parent record is not there
     REFUSED = "refused"  # the store has no room, or does not take it now
     ABSENT = "absent"  # in no tier
@@ -113,8 +114,9 @@ class Batch:
 class Done:
     """One shard's answer to a Job. An empty ``bad`` means every page arrived.
 
-    found: for a LOOKUP, how many leading keys are usable. stuck: the deadline passed and the operation has not
-    returned; a real Done follows, perhaps never.
+    found: for a LOOKUP, how many leading keys are usable. stuck: the deadline passed and a call has not returned;
+    ``bad`` and ``found`` say how far it has come, what is not bad is there for good, and a real Done follows, perhaps
+    never.
     """
 
     job: int

@@ -129,6 +129,7 @@ class _Test:
         parents = (self.namespace.root, *self.keys[:-1]) if kind is JobKind.WRITE else ()
         job = Job(0, kind, None, spans, parents=parents, namespace=self.namespace)
         answer, moves, scratch = Answer(), Moves(data), Scratch(data.spec)
+        answer.expect(job, ())
         began = self.clock()
         try:
             moves.run(job, (), answer, scratch)

@@ -230,6 +230,36 @@ def free_a_stuck_target(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Tiers, "quarantine", Tiers.abort)
 
 
+def late_pages_have_come(patch: pytest.MonkeyPatch) -> None:
+    """What had not come when a Job was given up is taken as there."""
+    apply = Settler.apply
+    patch.setattr(Settler, "apply", lambda s, done: apply(s, replace(done, bad={}) if done.stuck else done))
+
+
+def late_end_frees_all(patch: pytest.MonkeyPatch) -> None:
+    """The late end of a Job frees slots that hold pages that had come before it was given up."""
+    end = Settler._end
+
+    def end_and_free(settler, live):
+        for tier, _key, slot in settler._books.ledger.fills(live.job) if live.settled and live.bad else ():
+            if tier.slots.state[slot] == READY and not tier.slots.pins[slot]:
+                tier.slots.release(slot)
+        end(settler, live)
+
+    patch.setattr(Settler, "_end", end_and_free)
+
+
+def one_shard_gives_up(patch: pytest.MonkeyPatch) -> None:
+    """The first shard that gives up settles the Job for all."""
+    give_up = Settler._give_up
+
+    def at_once(settler, live, shard):
+        give_up(settler, live, shard)
+        live.waiting.clear()
+
+    patch.setattr(Settler, "_give_up", at_once)
+
+
 def stored_though_failed(patch: pytest.MonkeyPatch) -> None:
     written = Settler._written
 
@@ -280,6 +310,9 @@ BUGS: dict[str, Bug] = {
     "told_to_forget_too_early": Bug(forget_too_early, "w2", "contract", 5),
     "done_counted_twice": Bug(count_a_done_twice, "w5_twice", "contract", 6),
     "stuck_target_freed": Bug(free_a_stuck_target, "w4_fetch", "bytes", 14),
+    "late_pages_have_come": Bug(late_pages_have_come, "w4_part", "bytes", 4),
+    "late_end_frees_all": Bug(late_end_frees_all, "w4_part", "check", 8),
+    "one_shard_gives_up": Bug(one_shard_gives_up, "w5_stuck", "bytes", 6),
     "stored_though_failed": Bug(stored_though_failed, "w4", "bytes", 6),
     "followed_job_withdrawn": Bug(withdraw_followed, "w2_shared", "contract", 7),
     "child_stored_before_parent": Bug(write_without_parents, "w2_writes", "bytes", 6),

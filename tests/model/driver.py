@@ -284,10 +284,11 @@ class Driver:
         for number, shard in ready[: self.random.randint(1, 6)]:
             task = self.world.tasks[number]
             store = task.job.kind in STORE_JOBS
-            stuck = any(task.given_up)
+            stuck = any(lost is not None for lost in task.lost)
             if task.job.kind in MAY_STICK and not stuck and self.random.random() < self.habits.sticking:
                 self.counts["stuck"] += 1
-                self.hear(self.controller.apply([self.world.give_up(number, shard)]))
+                came = self.random.randrange(max(1, task.job.pages))
+                self.hear(self.controller.apply([self.world.give_up(number, shard, came)]))
                 continue
             if stuck and self.random.random() < 0.8:
                 continue  # later

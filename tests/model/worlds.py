@@ -121,6 +121,15 @@ WORLDS: dict[str, Rules] = {
         stuck=frozenset({JobKind.FETCH}),
         stuck_jobs=1,
     ),
+    "w4_part": Rules(
+        host(2),
+        (Actor(("AB", "AB"), abort=True),),
+        stored=("AB",),
+        evictors=(H,),
+        fails=frozenset(),
+        stuck=frozenset({JobKind.FETCH}),
+        stuck_jobs=1,
+    ),
     "w4_back": Rules(
         memory(into_host=WritePolicy.BACK),
         (Actor(("AB", "C"), chunk=1, abort=True),),
@@ -136,6 +145,14 @@ WORLDS: dict[str, Rules] = {
     ),
     "w5_twice": Rules(ControlConfig(host_slots=1, shards=2), (Actor(("A",)),), repeats=True),
     "w5_store": Rules(host(shards=2), (Actor(("A", "A")),), stored=("A",), evictors=(H,)),
+    "w5_stuck": Rules(
+        host(2, shards=2),
+        (Actor(("AB",), abort=True),),
+        stored=("AB",),
+        fails=frozenset(),
+        stuck=frozenset({JobKind.FETCH}),
+        stuck_jobs=2,
+    ),
 }
 
 
@@ -156,12 +173,14 @@ SIZES: dict[str, Size] = {
     "w2_preempt": Size(depth=11),
     "w2_sync": Size(depth=10),
     "w2_computed": Size(depth=9),
-    "w2_stuck": Size(depth=12),
+    "w2_stuck": Size(depth=13),
     "w3": Size(depth=16),
-    "w4": Size(6_281, quick=800),
-    "w4_fetch": Size(1_718, quick=0),
-    "w4_back": Size(3_965),
+    "w4": Size(7_031, quick=800),
+    "w4_fetch": Size(1_900, quick=0),
+    "w4_part": Size(7_938),
+    "w4_back": Size(5_372),
     "w5": Size(8_492, quick=800),
     "w5_twice": Size(49, quick=0),
     "w5_store": Size(depth=11),
+    "w5_stuck": Size(5_398),
 }

@@ -85,24 +85,66 @@ def test_a_detached_store_is_asked_nothing_and_nothing_counts_as_stored():
     assert control.stats.stored[Where.STORE] == 2 + 4
 
 
-def test_a_stuck_fetch_is_quarantined_and_its_late_end_frees_the_slots():
+@pytest.mark.parametrize("came", [0, 3, 4])
+def test_what_came_before_the_deadline_counts_and_the_late_end_frees_the_other_slots(came):
+    late = dict.fromkeys(keys(4)[came:], Reason.DEADLINE)
     control = controller(store=True)
     request = control.open("r", SPACE, keys(4))
     (lookup,) = control.take_jobs().jobs
     control.apply([Done(lookup.id, found=4)])
     request.load(request.match(), range(4))
     fetch, load = control.take_jobs().jobs
-    control.apply([Done(fetch.id, stuck=True)])
+    control.apply([Done(fetch.id, bad=late, stuck=True)])
     control.apply([Done(fetch.id, stuck=True)])
     control.check()
-    assert control.pools()[Where.HOST]["quarantined"] == 4
+    assert control.pools()[Where.HOST]["quarantined"] == 4 - came
     assert control.stats.stuck_jobs == 1
-    events = control.apply([Done(load.id, bad=dict.fromkeys(keys(4), Reason.UPSTREAM))])
-    assert [e.good for e in events if isinstance(e, Loaded)] == [0]
-    assert request.match().pages == 0, "what is not coming is not promised again"
+    assert control.stats.bad[Reason.DEADLINE] == 4 - came
+    events = control.apply([Done(load.id, bad=dict.fromkeys(late, Reason.UPSTREAM))])
+    (loaded,) = (e for e in events if isinstance(e, Loaded))
+    assert (loaded.good, loaded.reason) == (came, Reason.DEADLINE if came < 4 else Reason.END)
+    assert request.match().pages == came, "what is not coming is not promised again"
     control.apply([Done(fetch.id)])
     control.check()
-    assert control.pools()[Where.HOST]["free"] == 8
+    assert control.pools()[Where.HOST]["free"] == 8 - came
+    assert request.match().ready == came
+    request.close()
+    assert control.evict(Where.HOST, 8) == came
+
+
+def test_a_page_counts_only_if_no_shard_gave_it_up():
+    control = controller(store=True, shards=2)
+    request = control.open("r", SPACE, keys(4))
+    (lookup,) = control.take_jobs().jobs
+    control.apply([Done(lookup.id, shard, found=4) for shard in (0, 1)])
+    request.load(request.match(), range(4))
+    fetch, load = control.take_jobs().jobs
+    control.apply([Done(fetch.id, 0, dict.fromkeys(keys(4)[3:], Reason.DEADLINE), stuck=True)])
+    assert control.pools()[Where.HOST]["filling"] == 4, "the other shard has not said anything"
+    control.apply([Done(fetch.id, 1, dict.fromkeys(keys(4)[1:], Reason.DEADLINE), stuck=True)])
+    control.check()
+    pools = control.pools()[Where.HOST]
+    assert (pools["ready"], pools["quarantined"], pools["filling"]) == (1, 3, 0)
+    control.apply([Done(fetch.id, 0)])
+    assert control.pools()[Where.HOST]["quarantined"] == 3, "the other shard's bytes may still land"
+    control.apply([Done(load.id, shard, dict.fromkeys(keys(4)[1:], Reason.UPSTREAM)) for shard in (0, 1)])
+    assert control.pools()[Where.HOST]["quarantined"] + control.pools()[Where.HOST]["doomed"] == 3
+    control.apply([Done(fetch.id, 1)])
+    control.check()
+    assert control.pools()[Where.HOST]["free"] == 7
+
+
+def test_a_write_that_is_given_up_is_settled_by_its_real_end():
+    control = controller(store=True)
+    request = control.open("r", SPACE, keys(2))
+    request.publish(2, range(2))
+    _, save, write = control.take_jobs().jobs
+    control.apply([Done(save.id)])
+    control.apply([Done(write.id, bad=dict.fromkeys(keys(2), Reason.DEADLINE), stuck=True)])
+    assert control.stats.stored[Where.STORE] == 0
+    control.apply([Done(write.id, bad={keys(2)[1]: Reason.REFUSED})])
+    assert control.stats.stored[Where.STORE] == 1
+    control.check()
 
 
 def test_a_copy_with_the_engines_memory_is_never_given_up():
@@ -197,18 +239,17 @@ def test_a_prefetch_that_fails_holds_only_what_it_brought(how):
     (fetch,) = control.take_jobs().jobs
     assert control.evict(Where.HOST, 8) == 0
     if how == "stuck":
-        control.apply([Done(fetch.id, stuck=True)])
+        control.apply([Done(fetch.id, bad=dict.fromkeys(keys(4)[2:], Reason.DEADLINE), stuck=True)])
         control.apply([Done(fetch.id)])
     else:
         control.apply([Done(fetch.id, bad=dict.fromkeys(keys(4)[2:], Reason.MISS))])
     control.check()
-    kept = 2 if how == "partly" else 0
     assert control.evict(Where.HOST, 8) == 0, "what is held stays"
     assert control.pools()[Where.HOST] | {"total": 8} == {
-        "free": 8 - kept, "filling": 0, "ready": kept, "doomed": 0, "quarantined": 0, "total": 8
+        "free": 6, "filling": 0, "ready": 2, "doomed": 0, "quarantined": 0, "total": 8
     }  # fmt: skip
     request.close()
-    assert control.evict(Where.HOST, 8) == kept
+    assert control.evict(Where.HOST, 8) == 2
 
 
 def test_preemption_does_not_stop_a_prefetch():

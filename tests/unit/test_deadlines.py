@@ -40,6 +40,10 @@ def hold_store(rig, method) -> Gate:
     return gate
 
 
+def late(keys):
+    return dict.fromkeys(keys, Reason.DEADLINE)
+
+
 def hold_engine(rig) -> Gate:
     gate = Gate()
     rig.engine.before = lambda number: gate.pass_through() if number == 0 else None
@@ -67,7 +71,7 @@ def test_a_call_that_hangs_is_given_up_once_and_still_answered(rig, kind):
     rig.clock.now = 109.9
     assert rig.worker.poll() == []
     rig.clock.now = 110.0
-    assert rig.worker.poll() == [Done(1, stuck=True)]
+    assert rig.worker.poll() == [Done(1, bad=late(keys), stuck=True)]
     rig.clock.now = 500.0
     assert rig.worker.poll() == []
     assert not rig.worker.idle
@@ -101,13 +105,13 @@ def test_followers_of_a_job_given_up_start_and_touch_none_of_its_pages(rig):
     )
     gate.wait_for_somebody()
     rig.clock.now = 111.0
-    assert rig.worker.poll()[0] == Done(1, stuck=True)
+    assert rig.worker.poll()[0] == Done(1, bad=late(keys), stuck=True)
     assert rig.next()[2].bad == dict.fromkeys(keys, Reason.UPSTREAM)
     assert holds(rig.rows, 5, mine[0])
     assert poisoned(rig.rows, 0)
     # one that comes later: before the call returns, and after
-    (late,) = rig.run(load(3, keys, (0, 1), (0, 1), after=(1,)))
-    assert late.bad == dict.fromkeys(keys, Reason.UPSTREAM)
+    (soon,) = rig.run(load(3, keys, (0, 1), (0, 1), after=(1,)))
+    assert soon.bad == dict.fromkeys(keys, Reason.UPSTREAM)
     gate.open()
     assert rig.next()[1] == Done(1)  # the truth: it came after all, into slots that nobody else used
     assert holds(rig.host, 1, keys[1])
@@ -154,30 +158,30 @@ def test_a_job_given_up_starts_no_further_call(rig, monkeypatch, kind):
     )
     gate.wait_for_somebody()
     rig.clock.now = 110.0
-    assert rig.worker.poll() == [Done(1, stuck=True)]
+    assert rig.worker.poll() == [Done(1, bad=late(keys), stuck=True)]
     gate.open()
     (done,) = rig.next().values()
     assert len(rig.store.calls) == calls + 1
     if kind == "lookup":
         assert done == Done(1, found=1)
     else:
-        assert done.bad == dict.fromkeys(keys[1:], Reason.CANCELLED)
+        assert done.bad == late(keys[1:])
     assert rig.worker.close(PATIENCE_S) == []
 
 
 def test_a_job_past_its_deadline_does_not_start_though_nobody_polled(rig):
-    late, last = chain(1), chain(1, 9)
+    behind, last = chain(1), chain(1, 9)
     gate = hold_store(rig, "read")
-    rig.submit(fetch(1, chain(1, 8), (9,)), fetch(2, late, (0,), deadline=110.0), fetch(3, last, (1,)))
+    rig.submit(fetch(1, chain(1, 8), (9,)), fetch(2, behind, (0,), deadline=110.0), fetch(3, last, (1,)))
     gate.wait_for_somebody()
-    behind = hold_store(rig, "read")
+    second = hold_store(rig, "read")
     rig.clock.now = 111.0
     gate.open()
-    behind.wait_for_somebody()
+    second.wait_for_somebody()
     assert rig.store.asked("read")[-2:] == [RecordKey(last[0], 0), RecordKey(last[0], 1)]
-    behind.open()
+    second.open()
     dones = rig.next(3)
-    assert dones[2].bad == {late[0]: Reason.CANCELLED}
+    assert dones[2].bad == late(behind)
     assert len(rig.store.asked("read")) == 4
 
 
@@ -198,8 +202,8 @@ def test_a_job_that_has_not_started_is_cancelled_for_good(rig, why):
     dones = {done.job: done for done in rig.worker.poll()}
     if 4 not in dones:
         dones |= rig.next()
-    assert dones[2] == Done(2, bad=dict.fromkeys(keys, Reason.CANCELLED))
-    assert dones[3] == Done(3, bad=dict.fromkeys(keys, Reason.CANCELLED))
+    assert dones[2] == Done(2, bad=late(keys))
+    assert dones[3] == Done(3, bad=late(keys))
     assert dones[4].bad == dict.fromkeys(keys, Reason.UPSTREAM)
     gate.open()
     assert set(rig.next()) == {1}
@@ -215,7 +219,7 @@ def test_waiting_wakes_for_a_deadline(rig):
     gate.wait_for_somebody()
     rig.clock.step = 0.02  # the deadline passes while somebody waits
     assert rig.worker.wait(PATIENCE_S)
-    assert rig.worker.poll() == [Done(1, stuck=True)]
+    assert rig.worker.poll() == [Done(1, bad=late(chain(1)), stuck=True)]
     gate.open()
     rig.next()
 

@@ -66,8 +66,10 @@ def _check_tier(books: Books, tier: Tier) -> None:
 
 def _check_jobs(books: Books) -> None:
     for live in books.ledger.live.values():
-        for tier, _key, slot in books.ledger.fills(live.job):
+        for tier, key, slot in books.ledger.fills(live.job):
             state = tier.slots.state[slot]
+            if live.settled and key not in live.bad:
+                continue
             if state not in (FILLING, QUARANTINED) or tier.slots.filler[slot] != live.job.id:
                 raise _fail(
                     books, "a live Job's target is not its own", job=live.job.id, slot=slot, state=state
@@ -135,7 +137,7 @@ def snapshot(books: Books) -> Hashable:
             tuple(sorted(one.waiting)),
             frozenset(one.bad.items()),
             one.found,
-            one.stuck,
+            tuple(sorted(one.late)),
             number in books.ledger.outbox,
         )
         for number, one in sorted(books.ledger.live.items())

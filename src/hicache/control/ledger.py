@@ -31,9 +31,10 @@ class Live:
     lease: Lease
     request: Request | None
     waiting: set[int]  # shards that have not answered
+    late: set[int] = field(default_factory=set)  # shards that gave up on a call that has not returned
     bad: dict[PageKey, Reason] = field(default_factory=dict)
     found: int | None = None
-    stuck: bool = False
+    settled: bool = False  # what came is committed; late bytes may still land in the slots of what is bad
 
 
 class Draft:

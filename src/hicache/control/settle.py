@@ -9,7 +9,7 @@ from hicache.control.fetch import Fetcher
 from hicache.control.index import KEPT, STORED
 from hicache.control.ledger import Live
 from hicache.control.request import Request
-from hicache.control.slots import FILLING, QUARANTINED
+from hicache.control.slots import QUARANTINED
 from hicache.errors import InvariantError
 from hicache.keys import PageKey
 from hicache.records import (
@@ -26,7 +26,7 @@ from hicache.records import (
     Where,
 )
 
-_SOURCE_IS_FINE = frozenset({Reason.UPSTREAM, Reason.CANCELLED})
+_SOURCE_IS_FINE = frozenset({Reason.UPSTREAM, Reason.CANCELLED, Reason.DEADLINE})
 
 
 class Settler:
@@ -39,43 +39,44 @@ class Settler:
     # ---- Dones
 
     def apply(self, done: Done) -> None:
-        """Take one shard's answer; answers that were given already are ignored."""
+        """Take one shard's answer; answers that were given already are ignored.
+
+        A shard whose call does not return answers twice: STUCK with what has come so far, and when it has returned.
+        The first answers of all shards settle the Job; a write to the store is settled by real ends alone.
+        """
         live = self._books.ledger.live.get(done.job)
-        if live is None or done.job in self._books.ledger.outbox or done.shard not in live.waiting:
+        if live is None or done.job in self._books.ledger.outbox:
             return
-        if done.stuck:
-            self._give_up(live)
+        first, write = done.shard in live.waiting, live.job.kind is JobKind.WRITE
+        if not first and (done.stuck or done.shard not in live.late):
             return
         live.waiting.discard(done.shard)
-        for key, reason in done.bad.items():
-            live.bad.setdefault(key, reason)
-        live.found = done.found if live.found is None else min(live.found, done.found)
-        if not live.waiting:
+        live.late.discard(done.shard)
+        if done.stuck:
+            self._give_up(live, done.shard)
+        if first if not write else not done.stuck:
+            for key, reason in done.bad.items():
+                live.bad.setdefault(key, reason)
+            live.found = done.found if live.found is None else min(live.found, done.found)
+            if not live.waiting and not (write and live.late):
+                self._settle(live)
+        if not live.waiting and not live.late:
             self._end(live)
 
-    def _give_up(self, live: Live) -> None:
-        """A Job does not end: its targets leave the index and wait for the late copy; its sources stay pinned."""
-        job = live.job
-        if job.kind in TOUCHES_ENDPOINT:
-            raise InvariantError("a copy that touches the engine's memory is never given up", job=job.id)
-        if live.stuck:
-            return
-        live.stuck = True
-        self._books.stats.stuck_jobs += 1
-        for tier, _key, slot in self._books.ledger.fills(job):
-            if tier.slots.state[slot] == FILLING:
-                self._books.tiers.quarantine(tier, slot)
-        if job.kind is JobKind.LOOKUP:
-            self._answer(live, 0)
-        elif job.kind is JobKind.FETCH:
-            self._cut(live, {key: Reason.CANCELLED for span in job.spans for key in span.keys})
+    def _give_up(self, live: Live, shard: int) -> None:
+        if live.job.kind in TOUCHES_ENDPOINT:
+            raise InvariantError("a copy that touches the engine's memory is never given up", job=live.job.id)
+        self._books.stats.stuck_jobs += not live.late
+        live.late.add(shard)
 
-    def _end(self, live: Live) -> None:
+    def _settle(self, live: Live) -> None:
+        """What the answers mean: for pages, requests and whoever wants to know."""
         job, books = live.job, self._books
+        live.settled = True
         for reason in live.bad.values():
             books.stats.bad[reason] += 1
         self._settle_targets(live)
-        if job.kind is JobKind.LOOKUP and not live.stuck:
+        if job.kind is JobKind.LOOKUP:
             self._answer(live, live.found or 0)
         elif job.kind is JobKind.FETCH:
             self._fetched(live)
@@ -86,20 +87,24 @@ class Settler:
                 self._flag(key, KEPT)
         elif job.kind is JobKind.WRITE:
             self._written(live)
+
+    def _end(self, live: Live) -> None:
+        """No call of the Job runs any more: what waited for late bytes is free, and so are the sources."""
+        books = self._books
+        for tier, _key, slot in books.ledger.fills(live.job):
+            if tier.slots.state[slot] == QUARANTINED and tier.slots.filler[slot] == live.job.id:
+                tier.slots.settle(slot)
         books.ledger.retire(live)
         self._request_moved_on(live.request)
 
     def _settle_targets(self, live: Live) -> None:
-        """Commit the slots whose page arrived, take back the others."""
+        """Commit the slots whose page arrived; take back the others, at once or when no late bytes can come any more."""
         books, tiers, bad = self._books, self._books.tiers, live.bad
         broken = False
         good: dict[Where, list[PageKey]] = {}
         for tier, key, slot in books.ledger.fills(live.job):
-            state = tier.slots.state[slot]
-            if state == QUARANTINED:
-                tier.slots.settle(slot)
-            elif key in bad:
-                tiers.abort(tier, slot)
+            if key in bad:
+                (tiers.quarantine if live.late else tiers.abort)(tier, slot)
                 broken = True
             else:
                 if broken:

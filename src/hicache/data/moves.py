@@ -21,6 +21,8 @@ from hicache.records import Job, JobKind, Reason, Span, Where
 from hicache.spec import CacheSpec, Full, usable
 
 PAGES_A_CALL = 64
+FETCH_FIRST = 8
+"""Pages of a fetch's first call; the next ones double. If a call hangs, what came before it is not lost."""
 """Pages in one call of a store: bounds what one raise costs, and how long a look-up waits behind a fetch."""
 
 LOOKUP_FIRST, LOOKUP_MOST = 16, 1024
@@ -67,6 +69,11 @@ class Answer:
     found: int = 0
     given_up: bool = False
 
+    def expect(self, job: Job, failed: Collection[PageKey]) -> None:
+        """Before a Job runs: no page has come, and those in ``failed`` never will."""
+        for key in keys_of(job):
+            self.bad[key] = Reason.UPSTREAM if key in failed else Reason.FAILED
+
 
 def keys_of(job: Job) -> list[PageKey]:
     """Every page key a Job answers for, in order."""
@@ -92,15 +99,20 @@ def _broken(call: str, asked: int, good: int) -> UnavailableError:
 
 
 def _calls(
-    rows: Sequence[tuple[PageKey, int]], size: int, answer: Answer
+    rows: Sequence[tuple[PageKey, int]], size: int, answer: Answer, *, first: int = PAGES_A_CALL
 ) -> Iterator[Sequence[tuple[PageKey, int]]]:
-    """The rows of each call of a store, until the Job is given up; what is left then is CANCELLED."""
-    for start in range(0, len(rows), size):
+    """The rows of each call of a store, until the Job is given up; what is left then is late.
+
+    ``first``: rows of the first call; each takes twice as many as the one before, up to ``size``.
+    """
+    start, some = 0, min(first, size)
+    while start < len(rows):
         if answer.given_up:
             for key, _ in rows[start:]:
-                answer.bad[key] = Reason.CANCELLED
+                answer.bad[key] = Reason.DEADLINE
             return
-        yield rows[start : start + size]
+        yield rows[start : start + some]
+        start, some = start + some, min(2 * some, size)
 
 
 class Moves:
@@ -117,9 +129,10 @@ class Moves:
         }
 
     def run(self, job: Job, failed: Collection[PageKey], answer: Answer, scratch: Scratch) -> None:
-        """Do ``job`` but for the pages in ``failed``. What it raises is the cause of the pages still FAILED."""
-        for key in keys_of(job):
-            answer.bad[key] = Reason.UPSTREAM if key in failed else Reason.FAILED
+        """Do ``job`` but for the pages in ``failed``. What it raises is the cause of the pages still FAILED.
+
+        ``answer`` expects it (:meth:`Answer.expect`).
+        """
         move = self._kinds.get(job.kind)
         if move is None:
             self._copy(job, failed, answer)
@@ -214,7 +227,8 @@ class Moves:
             pool = self._data.pools[span.target]
             rows = [row for row in zip(span.keys, span.targets, strict=True) if row[0] not in failed]
             direct = all(self._direct(pool, group) for group in range(len(self._data.spec.groups)))
-            for chunk in _calls(rows, PAGES_A_CALL if direct else scratch.pages, answer):
+            size = PAGES_A_CALL if direct else scratch.pages
+            for chunk in _calls(rows, size, answer, first=FETCH_FIRST):
                 self._fetch_chunk((store, namespace), pool, chunk, answer, scratch)
 
     def _direct(self, pool: Pool, group: int) -> bool:

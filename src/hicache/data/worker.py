@@ -248,6 +248,7 @@ class Worker:
             if entry.state is not _State.QUEUED:
                 return  # cancelled, now or before
             entry.state = _State.RUNNING
+            entry.answer.expect(entry.job, entry.failed)
             self._writes -= entry.job.kind is JobKind.WRITE
         answer, started = entry.answer, self._clock()
         try:
@@ -330,14 +331,18 @@ class Worker:
             if entry is None:
                 continue
             if entry.state is not _State.RUNNING:
-                self._cancel(entry)
+                self._counters.cancelled_jobs += 1
+                self._drop(entry, Reason.DEADLINE)
                 continue
             entry.answer.given_up = True
-            keys = frozenset(keys_of(entry.job))
-            self._failed[entry.job.id] = keys
-            self._release(entry, keys)
+            left = entry.answer.bad.copy()  # one step for the lane, which strikes out what arrives
+            self._failed[entry.job.id] = frozenset(left)
+            self._release(entry, left)
             self._counters.stuck_jobs += 1
-            self._dones.append(Done(entry.job.id, self._data.shard, stuck=True))
+            bad = {
+                key: Reason.DEADLINE if reason is Reason.FAILED else reason for key, reason in left.items()
+            }
+            self._dones.append(Done(entry.job.id, self._data.shard, bad, entry.answer.found, stuck=True))
             self._changed.notify_all()
 
     def _forget(self, number: int) -> None:

@@ -199,7 +199,7 @@ def _words(small: Small, step: Step) -> str:
             f"{span.target.name}{list(span.targets)}"
             for span in job.spans
         )
-        how = f", pages arriving: {step[3]}" if verb == "run" else ""
+        how = "" if verb == "done" else f", pages arriving: {step[3]}"
         after = f" after {list(job.after)}" if job.after else ""
         return f"{verb} {job.kind.value} {job.id} of handle {job.handle} on shard {step[2]}{how}{after} ({spans})"
     if verb == "evict":

@@ -161,9 +161,11 @@ class Small:
                     task.state[shard] != ANSWERED
                     and kind in rules.stuck
                     and self.stuck
-                    and not task.given_up[shard]
+                    and task.lost[shard] is None
                 ):
-                    yield "stuck", job, shard
+                    yield "stuck", job, shard, 0
+                    if pages > 1 and world.may_run(task, shard):
+                        yield "stuck", job, shard, 1
                 if (
                     rules.repeats
                     and task.state[shard] == ANSWERED
@@ -194,9 +196,9 @@ class Small:
                 world.run(job, shard, mode)
             case ("done", int(job), int(shard)):
                 return controller.apply([world.answer(job, shard)])
-            case ("stuck", int(job), int(shard)):
+            case ("stuck", int(job), int(shard), int(came)):
                 self.stuck -= 1
-                return controller.apply([world.give_up(job, shard)])
+                return controller.apply([world.give_up(job, shard, came)])
             case ("take",):
                 world.take()
             case ("poll",):

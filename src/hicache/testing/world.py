@@ -96,7 +96,8 @@ class Task:
     state: list[int]
     bad: list[dict[PageKey, Reason]]
     found: list[int]
-    given_up: list[bool]
+    lost: list[dict[PageKey, Reason] | None]  # given up: what had not come by then
+    came: list[int]  # pages that had
 
 
 class World:
@@ -170,7 +171,8 @@ class World:
                 [WAITS] * self.shards,
                 [{} for _ in range(self.shards)],
                 [0] * self.shards,
-                [False] * self.shards,
+                [None] * self.shards,
+                [0] * self.shards,
             )
         for task in self.tasks.values():
             if WAITS in task.state and not self.tasks.keys() >= set(task.job.after):
@@ -179,7 +181,7 @@ class World:
     def may_run(self, task: Task, shard: int) -> bool:
         """True when every Job it follows has ended in this shard, or was given up there."""
         return task.state[shard] == WAITS and all(
-            self.tasks[before].state[shard] != WAITS or self.tasks[before].given_up[shard]
+            self.tasks[before].state[shard] != WAITS or self.tasks[before].lost[shard] is not None
             for before in task.job.after
         )
 
@@ -187,16 +189,22 @@ class World:
         """Move the bytes of a Job in one shard; the Done comes later."""
         task = self.tasks[job]
         task.state[shard] = RAN
-        kind, bad = task.job.kind, task.bad[shard]
+        kind = task.job.kind
         if kind is JobKind.LOOKUP:
             keys, records = task.job.keys, self.store[shard]
             run = next((n for n, key in enumerate(keys) if key not in records), len(keys))
             task.found[shard] = run if mode == "well" else max(run - 1, 0) if mode == "first" else 0
             return
+        self._move(task, shard, mode, task.job.pages)
+
+    def _move(self, task: Task, shard: int, mode: str, upto: int) -> None:
+        """Move the pages up to ``upto`` that have not come yet."""
+        kind, bad, came = task.job.kind, task.bad[shard], task.came[shard]
+        task.came[shard] = upto
         upstream = self._failed_before(task, shard)
         fails = mode != "well"
-        pages = ((span, n) for span in task.job.spans for n in range(len(span.keys)))
-        for page, (span, n) in enumerate(pages):
+        pages = [(span, n) for span in task.job.spans for n in range(len(span.keys))]
+        for page, (span, n) in list(enumerate(pages))[came:upto]:
             key = span.keys[n]
             parent = task.job.parents[page] if kind is JobKind.WRITE else GARBAGE
             if key in upstream or parent in upstream:
@@ -209,9 +217,7 @@ class World:
         failed: set[PageKey] = set()
         for before in task.job.after:
             earlier = self.tasks[before]
-            failed.update(earlier.bad[shard])
-            if earlier.given_up[shard]:
-                failed.update(key for span in earlier.job.spans for key in span.keys)
+            failed.update(earlier.bad[shard], earlier.lost[shard] or ())
         return failed
 
     def _copy(self, task: Task, shard: int, span: Span, n: int, *, fails: bool) -> Reason | None:
@@ -263,10 +269,18 @@ class World:
         task.state[shard] = ANSWERED
         return Done(job, shard, dict(task.bad[shard]), task.found[shard])
 
-    def give_up(self, job: int, shard: int) -> Done:
-        """The shard says that the Job does not end; its bytes may still land, and a real Done may follow."""
-        self.tasks[job].given_up[shard] = True
-        return Done(job, shard, stuck=True)
+    def give_up(self, job: int, shard: int, came: int = 0) -> Done:
+        """The shard says that the Job does not end, and that ``came`` pages have come; a real Done may follow.
+
+        The bytes of the others may still land.
+        """
+        task = self.tasks[job]
+        if task.state[shard] == WAITS:
+            self._move(task, shard, "well", came)
+        keys = [key for span in task.job.spans for key in span.keys]
+        lost = {**task.bad[shard], **dict.fromkeys(keys[task.came[shard] :], Reason.DEADLINE)}
+        task.lost[shard] = lost
+        return Done(job, shard, lost, task.found[shard], stuck=True)
 
     # ---- oracles
 
@@ -367,10 +381,13 @@ class World:
             )
             task = self.tasks.get(job)
             if task is None:
-                tasks.append((after, None, None, None, None))
+                tasks.append((after, None))
             else:
-                bad = tuple(frozenset(row.items()) for row in task.bad)
-                tasks.append((after, tuple(task.state), bad, tuple(task.found), tuple(task.given_up)))
+                bad, lost = (
+                    tuple(None if row is None else frozenset(row.items()) for row in rows)
+                    for rows in (task.bad, task.lost)
+                )
+                tasks.append((after, tuple(task.state), bad, tuple(task.found), lost, tuple(task.came)))
         memory = tuple(
             tuple(row[slot] for row in self.memory[tier.where])
             for tier in books.tiers.all
