@@ -145,10 +145,11 @@ def _layout(chosen: Chosen, where: Where) -> Layout:
 
 
 def _control(settings: Settings, chosen: Chosen, sizes: dict[Where, int]) -> ControlConfig:
+    times, best_effort = settings.deadlines, chosen.prefetch == "best_effort"
     limits = {
-        JobKind.LOOKUP: settings.deadlines.lookup_s,
-        JobKind.FETCH: settings.deadlines.fetch_s,
-        JobKind.WRITE: settings.deadlines.write_s,
+        JobKind.LOOKUP: times.lookup_s,
+        JobKind.FETCH: times.fetch_s,
+        JobKind.WRITE: times.write_s,
     }
     if chosen.prefetch == "wait_complete":
         del limits[JobKind.FETCH]
@@ -159,11 +160,14 @@ def _control(settings: Settings, chosen: Chosen, sizes: dict[Where, int]) -> Con
         shards=1,
         into_host=WritePolicy(chosen.into_host),
         into_store=WritePolicy(chosen.into_store),
-        fetch_at=settings.fetch_at,
+        fetch_at=settings.fetch_at or ("lookup" if best_effort else "load"),
+        best_effort=best_effort,
         fetch_pages_min=-(-settings.prefetch_min_tokens // settings.page_tokens),
         fetch_pages_max=settings.prefetch_max_tokens // settings.page_tokens,
-        fetch_wait_s=settings.deadlines.prefetch_s,
+        fetch_wait_s=times.prefetch_s,
         deadlines=limits,
+        fetch_page_s=times.fetch_1024_s * settings.page_tokens / 1024,
+        fetch_s_max=times.fetch_most_s,
     )
 
 

@@ -16,7 +16,6 @@ the environment.
 
 from __future__ import annotations
 
-import math
 import os
 import tomllib
 from collections.abc import Collection, Mapping
@@ -27,6 +26,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
+from hicache.deadlines import Deadlines
 from hicache.errors import ConfigError
 from hicache.layout import LAYOUTS
 from hicache.resolve.aliases import into_tables
@@ -47,7 +47,6 @@ from hicache.tables import (
 
 PREFIX = "HICACHE_"
 CONFIG_VARIABLE = "HICACHE_CONFIG"
-SECONDS_MAX = 86_400.0
 
 WriteName = Literal["through", "selective", "back"]
 
@@ -158,28 +157,6 @@ class OtherStoreSettings(Table, frozen=True, kw_only=True):
 StoreSettings: TypeAlias = MemoryStoreSettings | SegmentStoreSettings | OtherStoreSettings
 
 
-class Deadlines(Table, frozen=True, kw_only=True):
-    """Seconds after which a step is given up; a prompt is computed instead, so the engine never waits longer.
-
-    prefetch_s: how long a prefetch may wait for its turn. close_s: how long closing may wait for pages that are
-    still on their way down.
-    """
-
-    lookup_s: float = 1.0
-    prefetch_s: float = 10.0
-    fetch_s: float = 5.0
-    write_s: float = 60.0
-    close_s: float = 30.0
-
-    def check(self) -> None:
-        """All are seconds."""
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if not math.isfinite(value) or not 0 < value <= SECONDS_MAX:
-                expected = f"seconds, more than 0 and at most {SECONDS_MAX:.0f}"
-                raise ConfigError("not a time limit", key=name, value=value, expected=expected)
-
-
 class Settings(Table, frozen=True, kw_only=True):
     """All settings. See the module for where they come from.
 
@@ -187,7 +164,8 @@ class Settings(Table, frozen=True, kw_only=True):
     tier. io: the I/O back end. into_host, into_store: when pages are written down each leg. What is not said of
     these is a default that gives way; what is said is a wish, relaxed with a warning where it cannot be had, or an
     error where ``strict``. fetch_at: whether pages found in the store are fetched when the look-up answers, or when
-    they are loaded. prefetch: how long a fetch is waited for; ``wait_complete`` takes its deadline away.
+    they are loaded (the default). prefetch: how long a fetch is waited for: until its deadline (``timeout``), without
+    one (``wait_complete``), or not at all (``best_effort``: a load takes what has come; fetched at look-up).
     prefetch_min_tokens: fewer are not fetched ahead. prefetch_max_tokens: as many may be on their way ahead of loads
     at a time (0: as many as there is room for); the others wait for their turn.
     """
@@ -198,7 +176,7 @@ class Settings(Table, frozen=True, kw_only=True):
     into_host: WriteName | None = None
     into_store: WriteName | None = None
     strict: bool = False
-    fetch_at: Literal["load", "lookup"] = "load"
+    fetch_at: Literal["load", "lookup"] | None = None
     prefetch: Literal["best_effort", "timeout", "wait_complete"] | None = None
     prefetch_min_tokens: int = 0
     prefetch_max_tokens: int = 0
@@ -223,6 +201,13 @@ class Settings(Table, frozen=True, kw_only=True):
                 value=self.prefetch_max_tokens,
                 page_tokens=self.page_tokens,
                 nearest=self.page_tokens,
+            )
+        if self.prefetch == "best_effort" and self.fetch_at == "load":
+            raise ConfigError(
+                "best_effort takes what has come by the time of the load, so nothing would ever be fetched",
+                key="fetch_at",
+                value="load",
+                nearest="lookup",
             )
         if self.device is None and self.host is None:
             raise ConfigError("at least one memory tier is needed", key="host", value=OFF, device=OFF)

@@ -20,8 +20,8 @@ from hits import (
 )
 
 from hicache.adapters.transformers import TransformersCache, attach, engine
+from hicache.deadlines import Deadlines
 from hicache.records import Where
-from hicache.settings import Deadlines
 from hicache.testing.replay import Recorder
 
 

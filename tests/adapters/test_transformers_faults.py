@@ -10,10 +10,11 @@ import torch
 from hits import AGAIN, FIRST, LOADABLE, NEW, PAGE, A, B, complaints, settings, settle, work
 
 from hicache.adapters.transformers import attach, engine
+from hicache.deadlines import Deadlines
 from hicache.errors import ConfigError, InvariantError, UnavailableError
 from hicache.keys import RecordKey
 from hicache.records import Reason, Where
-from hicache.settings import Deadlines, load
+from hicache.settings import load
 from hicache.testing.replay import Recorder, replay
 
 

@@ -75,6 +75,12 @@ WORLDS: dict[str, Rules] = {
         stored=("AB", "C"),
         evictors=(H,),
     ),
+    "w2_best_effort": Rules(
+        host(2, fetch_at="lookup", best_effort=True),
+        (Actor(("AB", "AB"), abort=True),),
+        stored=("AB",),
+        evictors=(H,),
+    ),
     "w2_prefetch_two": Rules(host(2, fetch_at="lookup"), PAIR, stored=("AB",), fails=ANSWERS),
     "w2_preempt": Rules(
         ControlConfig(host_slots=1),
@@ -169,6 +175,7 @@ SIZES: dict[str, Size] = {
     "w2_selective": Size(depth=10),
     "w2_store_back": Size(depth=16),
     "w2_prefetch": Size(depth=11),
+    "w2_best_effort": Size(depth=16),
     "w2_prefetch_two": Size(depth=8),
     "w2_preempt": Size(depth=11),
     "w2_sync": Size(depth=10),

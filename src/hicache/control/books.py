@@ -27,7 +27,9 @@ class ControlConfig:
     look-up answers (ready sooner, but they hold slots) or when ``load`` asks (host slots only for what is used).
     fetch_pages_max: pages that prefetches may have in flight together (0: as many as there is room for).
     fetch_pages_min: fewer are not worth a prefetch. fetch_wait_s: how long a prefetch may wait for its turn.
-    deadlines: per kind; a kind not named is waited for. ghosts: how many absent pages ``selective`` remembers
+    best_effort: ``load`` takes what is READY and waits for nothing that is on its way.
+    deadlines: per kind; a kind not named is waited for. fetch_page_s: a fetch has so much more for each page, up to
+    fetch_s_max in all. ghosts: how many absent pages ``selective`` remembers
     having seen (default: as many as memory slots).
     """
 
@@ -41,7 +43,10 @@ class ControlConfig:
     fetch_pages_max: int = 0
     fetch_pages_min: int = 0
     fetch_wait_s: float | None = None
+    best_effort: bool = False
     deadlines: dict[JobKind, float] = field(default_factory=dict)
+    fetch_page_s: float = 0.0
+    fetch_s_max: float = float("inf")
     ghosts: int | None = None
     kv_events: bool = False
     eviction: EvictionPolicy = field(default_factory=Lru)
@@ -60,6 +65,12 @@ class ControlConfig:
                 into_host="back",
                 device_slots=0,
                 nearest="through",
+            )
+        if self.best_effort and self.fetch_at == "load":
+            raise ConfigError(
+                "with best effort nothing is fetched as it is loaded, so nothing ever would be",
+                fetch_at="load",
+                nearest="lookup",
             )
 
 
@@ -137,7 +148,11 @@ class Books:
         if self.store and request.namespace.durable:
             self.touched.append(key)
 
-    def deadline(self, kind: JobKind) -> float | None:
-        """When a Job of that kind that is emitted now is given up."""
+    def deadline(self, kind: JobKind, pages: int = 0) -> float | None:
+        """When a Job of that kind that is emitted now is given up; a fetch has more time the more ``pages`` it brings."""
         seconds = self.config.deadlines.get(kind)
-        return None if seconds is None else self.clock() + seconds
+        if seconds is None:
+            return None
+        if kind is JobKind.FETCH:
+            seconds = min(seconds + pages * self.config.fetch_page_s, self.config.fetch_s_max)
+        return self.clock() + seconds

@@ -52,7 +52,7 @@ class Fetcher:
     def emit(self, request: Request, fetch: Draft) -> None:
         """Put the fetch in the outbox, if it has pages."""
         if not fetch.empty:
-            deadline = self._books.deadline(JobKind.FETCH)
+            deadline = self._books.deadline(JobKind.FETCH, len(fetch.columns[0]))
             self._books.ledger.emit(fetch, request, namespace=request.namespace, deadline=deadline)
 
     # ---- prefetch

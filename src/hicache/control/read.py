@@ -29,7 +29,9 @@ class Reader:
         end, ready = self._run(request, computed)
         memory, store = end - computed, max(0, min(request.stored, len(request.keys)) - max(end, computed))
         whole = computed + memory + store >= len(request.keys)
-        pending = (request.lookup > 0 and not whole) or request.fetch > 0 or request.waits
+        pending = request.lookup > 0 and not whole
+        if not self._books.config.best_effort:
+            pending = pending or request.fetch > 0 or request.waits
         return Match(
             computed, memory, ready - computed, store, pending, Reason.END if whole else Reason.ABSENT
         )
@@ -93,6 +95,7 @@ class Reader:
         request.must_be_open("load")
         books = self._books
         books.tick += 1
+        arriving = arriving and not books.config.best_effort
         fetch, load = self._fetcher.draft(), books.ledger.draft(JobKind.LOAD)
         start, bottom, keys, rows = match.start, self._tiers.bottom, request.keys, request.rows
         index, names = books.index, books.index.keys

@@ -38,12 +38,12 @@ _LANE_OF = {
     JobKind.LOAD: "copy",
     JobKind.SAVE: "copy",
     JobKind.DOWN: "copy",
-    JobKind.LOOKUP: "read",
+    JobKind.LOOKUP: "ask",
     JobKind.FETCH: "read",
     JobKind.WRITE: "write",
 }
 _ORDER = {kind: order for order, kind in enumerate(_LANE_OF)}
-"""Loads before saves before downs; look-ups before fetches."""
+"""Loads before saves before downs. Look-ups have a lane of their own: they take microseconds, and reads may hang."""
 
 _FIRST: Rank = (-(1 << 62), 0)
 
@@ -101,7 +101,7 @@ class Worker:
         self._writes_max = positive("writes_max", writes_max)
         self._moves = Moves(data)
         self._touchable = _touchable(data.store)
-        self._lanes = {name: Lane(name) for name in ("copy", "read", "write")}
+        self._lanes = {name: Lane(name) for name in sorted(set(_LANE_OF.values()))}
         self._scratch = {name: Scratch(data.spec) for name in self._lanes}
         self._changed = threading.Condition()  # guards all below; notified when a Done is there
         self._entries: dict[int, _Entry] = {}
@@ -224,9 +224,9 @@ class Worker:
             return
         entry.state = _State.QUEUED
         job, name = entry.job, _LANE_OF[entry.job.kind]
-        order = _ORDER[job.kind]
-        rank = (order, job.priority) if name == "read" else (job.priority, order)
-        self._lanes[name].put(rank, partial(self._run, entry, self._scratch[name]))
+        self._lanes[name].put(
+            (job.priority, _ORDER[job.kind]), partial(self._run, entry, self._scratch[name])
+        )
 
     def _touch_later(self, pages: Iterable[PageKey]) -> None:
         if self._touchable is None or self._closed:

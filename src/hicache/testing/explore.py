@@ -22,8 +22,9 @@ from hicache.control import ControlConfig
 from hicache.errors import InvariantError
 from hicache.keys import Namespace
 from hicache.records import Job, JobKind, Reason, Span, Stats, Where
+from hicache.testing.letters import name_of
 from hicache.testing.small import ORACLES, Rules, Small, Step
-from hicache.testing.world import WrongError, name_of
+from hicache.testing.world import WrongError
 
 
 @dataclass(frozen=True, slots=True)

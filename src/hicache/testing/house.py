@@ -7,7 +7,7 @@ shows. Jobs of chosen kinds can be held before they run, and Dones before they a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -35,7 +35,7 @@ NAMESPACE = Namespace.of({"weights": "the only ones"})
 
 
 def _timeless() -> float:
-    """The clock of a house: nothing in it waits for a time."""
+    """The clock of a house, unless it has another: nothing in it waits for a time."""
     return 0.0
 
 
@@ -86,6 +86,8 @@ class House:
     not know of the store until ``controller.attach_store()``.
     """
 
+    clock: Callable[[], float] = staticmethod(_timeless)
+
     def __init__(
         self,
         *,
@@ -98,7 +100,7 @@ class House:
         **config: object,
     ) -> None:
         settings = ControlConfig(**{"host_slots": 16, "store": attached and store is not None, **config})  # type: ignore[arg-type]
-        self.controller = Controller(settings, _timeless)
+        self.controller = Controller(settings, self.clock)
         platform = CpuPlatform()
         sizes = {Where.DEVICE: settings.device_slots, Where.HOST: settings.host_slots}
         self.pools = {
@@ -108,7 +110,9 @@ class House:
         }
         self.engine = Pool(spec, LAYOUTS["layer_first"], endpoint, platform, Where.DEVICE)
         self.store = store
-        self.worker = Worker(DataPlane(spec, self.pools, self, engine or ReferenceEngine(), store), _timeless)
+        self.worker = Worker(
+            DataPlane(spec, self.pools, self, engine or ReferenceEngine(), store), self.clock
+        )
         self.free = list(range(endpoint))
         self.held: set[JobKind] = set()  # kinds that are not handed to the worker
         self.muted: set[JobKind] = set()  # kinds whose Dones are not applied

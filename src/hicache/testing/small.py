@@ -15,17 +15,15 @@ from hicache.control.slots import READY
 from hicache.errors import InvariantError
 from hicache.keys import PageKey
 from hicache.records import Event, JobKind, Where
+from hicache.testing.letters import GARBAGE, chain, name_of
 from hicache.testing.world import (
     ANSWERED,
-    GARBAGE,
     MODES,
     NAMESPACE,
     RAN,
     Grant,
     World,
     WrongError,
-    chain,
-    name_of,
 )
 
 ORACLES = frozenset({"bytes", "check", "liveness", "contract"})

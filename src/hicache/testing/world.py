@@ -29,9 +29,7 @@ from hicache.records import (
     Stored,
     Where,
 )
-
-GARBAGE: PageKey = b""
-"""Content that is no page."""
+from hicache.testing.letters import GARBAGE, name_of
 
 WAITS, RAN, ANSWERED = range(3)
 """What one shard has done of a Job."""
@@ -50,21 +48,6 @@ class WrongError(AssertionError):
         self.oracle = oracle
         values = " ".join(f"{name}={value}" for name, value in context.items())
         super().__init__(f"{oracle}: {message} [{values}]")
-
-
-def key_of(prompt: str) -> PageKey:
-    """A page key that can be read: the letters of its prefix."""
-    return prompt.encode().ljust(32, b".")
-
-
-def name_of(key: PageKey) -> str:
-    """The letters back, or ``garbage``."""
-    return key.decode(errors="replace").rstrip(".") or "garbage"
-
-
-def chain(prompt: str) -> list[PageKey]:
-    """The keys of a prompt of one-letter pages."""
-    return [key_of(prompt[: n + 1]) for n in range(len(prompt))]
 
 
 @dataclass(slots=True)
