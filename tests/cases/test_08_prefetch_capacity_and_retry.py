@@ -146,3 +146,27 @@ def test_a_prefetch_below_the_minimum_is_left_to_the_load(house, store):
     one.settle()
     request.close()
     one.settle()
+
+
+@pytest.mark.parametrize("device_slots", [0, 64])
+@pytest.mark.parametrize("fetch_at", ["load", "lookup"])
+def test_a_chain_longer_than_the_host_tier_passes_through_it(house, store, device_slots, fetch_at):
+    stored(house, store, lambda one: [one.keys(range(64 * PAGE_TOKENS))])
+    one = house(store=store, device_slots=device_slots, host_slots=8, fetch_at=fetch_at)
+    request = one.open("again", one.keys(range(64 * PAGE_TOKENS)))
+    one.settle()
+    got, loads = 0, 0
+    while got < 64:
+        load = request.load(request.match(got), one.ids(request)[got:])
+        assert load.pages, f"lost behind page {got}: {load.ends}"
+        one.settle()
+        got, loads = got + load.pages, loads + 1
+    assert one.right(request, range(64))
+    assert loads == 8
+    request.publish(64, one.ids(request))
+    one.settle()
+    assert request.match().ready == (64 if device_slots else request.match().memory)
+    request.close()
+    one.settle()
+    one.empty()
+    assert all(pool["free"] == pool["total"] for pool in one.controller.pools().values())

@@ -35,16 +35,26 @@ class Fetcher:
         draft.span(Where.STORE, self._books.tiers.bottom.where)
         return draft
 
-    def reserve(self, request: Request, fetch: Draft, page: int) -> int:
-        """Reserve a slot of the lowest memory tier for a page to be fetched; -1 when no room can be made."""
+    def reserve(self, request: Request, fetch: Draft, page: int, start: int = 0) -> int:
+        """Reserve a slot of the lowest memory tier for a page to be fetched; -1 when no room can be made.
+
+        The page before ``start`` is the engine's own by now, so it may go to make room, and so may a parent that
+        another tier has: a chain longer than the tier passes through it, load by load.
+        """
         books, index, bottom = self._books, self._books.index, self._books.tiers.bottom
         keys, space = request.keys, books.space(request.namespace)
-        if not self._below.room(bottom, index.find(keys[page - 1]) if page else ROOT):
+        protect = index.find(keys[page - 1]) if page > start else ROOT
+        if protect != ROOT and any(tier.ready(protect) for tier in books.tiers.all[:-1]):
+            protect = ROOT
+        if not self._below.room(bottom, protect):
             return -1
         parent = index.row(keys[page - 1], space) if page else ROOT
+        orphan = parent != ROOT and not index.resident(parent)
+        if orphan:
+            books.tiers.breaks += 1
         key = keys[page]
         row = index.row(key, space, parent)
-        slot = books.tiers.enter(bottom, row, fetch.id, books.rank())
+        slot = books.tiers.enter(bottom, row, fetch.id, 0 if orphan else books.rank())
         fetch.columns[0].append(key)
         fetch.columns[2].append(slot)
         return slot

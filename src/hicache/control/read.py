@@ -115,7 +115,7 @@ class Reader:
                 if not arriving or page >= request.stored:
                     ends = Reason.ABSENT
                     break
-                tier, slot = bottom, self._fetcher.reserve(request, fetch, page)
+                tier, slot = bottom, self._fetcher.reserve(request, fetch, page, start)
                 if slot < 0:
                     ends = Reason.NO_ROOM
                     break
