@@ -80,7 +80,7 @@ def build(
             layout = _layout(chosen, where)
             pools[where] = Pool(spec, layout, slots, platform, where, progress=around.progress)
         if settings.store is not None:
-            store = _opened(settings.store, spec, health)
+            store = _opened(settings.store, spec, clock, health)
         data = DataPlane(spec, pools, endpoint, engine, store)
         data, report = _tested(data, platform, clock, health)
         store = data.store
@@ -103,10 +103,10 @@ def build(
         raise
 
 
-def _opened(settings: StoreSettings, spec: CacheSpec, health: dict[str, str]) -> Store | None:
+def _opened(settings: StoreSettings, spec: CacheSpec, clock: Clock, health: dict[str, str]) -> Store | None:
     """The store, or None and why in ``health`` when it is damaged, of another format or out of reach."""
     try:
-        return make_store(settings, spec)
+        return make_store(settings, spec, clock)
     except (ConfigError, InvariantError):
         raise
     except HiCacheError as error:

@@ -19,6 +19,7 @@ from hicache.data.moves import DataPlane
 from hicache.data.platform.cpu import CpuPlatform
 from hicache.data.pool import Pool
 from hicache.data.store.base import Store, Trouble, Usage
+from hicache.data.store.guard import Guard
 from hicache.data.worker import Worker
 from hicache.errors import ConfigError, HiCacheError, UnavailableError
 from hicache.keys import Namespace, PageKey
@@ -209,7 +210,7 @@ class Cache:
             asked = replace_settings(self.settings, store=settings)
             answer = attach(self.resolution, store_name(settings) or NONE, pieces(asked, Surroundings()))
             answer.require()
-            store = make_store(settings, self.spec)
+            store = make_store(settings, self.spec, self._clock)
             report = self_test(
                 replace(self.data, pools=self._spare_pools(), store=store),
                 CpuPlatform(),
@@ -325,11 +326,14 @@ def close_quietly(store: Store) -> None:
         store.close()
 
 
-def make_store(settings: StoreSettings, spec: CacheSpec) -> Store:
-    """The store of these settings; ConfigError where they are wrong, another HiCacheError where it cannot be opened."""
+def make_store(settings: StoreSettings, spec: CacheSpec, clock: Clock) -> Guard:
+    """The store of these settings, with its guard.
+
+    ConfigError where they are wrong, another HiCacheError where the store cannot be opened.
+    """
     name = store_name(settings) or NONE
     try:
-        return store_factory(name)(settings.options(), spec)
+        return Guard(store_factory(name)(settings.options(), spec), clock)
     except HiCacheError:
         raise
     except Exception as error:  # whatever the system, or another package's store, has to say

@@ -30,7 +30,7 @@ def test_a_damaged_record_shortens_the_prefix_and_says_why(tiny):
         work(cached, [A])
         cached.cache.controller.evict(Where.HOST, 16)
         keys = cached._memo.keys(cached.cache.namespace, A)
-        assert cached.cache.data.store.damage(RecordKey(keys[1]), at=600)
+        assert cached.cache.data.store.inner.damage(RecordKey(keys[1]), at=600)
         result = work(cached, [A])[0]
         assert result.sources == {"device": 0, "host": 0, "store": PAGE, "computed": len(A) - PAGE}
         assert result.reasons == {"tail": 2, "corrupt": 2 * PAGE}
@@ -47,14 +47,14 @@ def test_a_store_that_hangs_costs_its_deadline_and_closing_does_not_wait_for_it(
     try:
         work(cached, [A])
         cached.cache.controller.evict(Where.HOST, 16)
-        setattr(cached.cache.data.store, call, lambda *_args: go.wait(60) and [])
+        setattr(cached.cache.data.store.inner, call, lambda *_args: go.wait(60) and [])
         began = time.monotonic()
         result = cached.generate(A, NEW)
         assert result.hit_tokens == 0
         assert time.monotonic() - began < 10
         assert not cached.errors
         began = time.monotonic()
-        assert cached.close() == ["read"]
+        assert cached.close() == [{"contains": "ask", "read": "read"}[call]]
         assert time.monotonic() - began < 10
         assert complaints(tiny, recorder) == []
     finally:
@@ -70,7 +70,7 @@ def test_a_store_that_raises_is_a_miss(tiny):
     with attach(tiny, memory_store(), witness=recorder) as cached:
         work(cached, [A])
         cached.cache.controller.evict(Where.HOST, 16)
-        cached.cache.data.store.read = broken
+        cached.cache.data.store.inner.read = broken
         result = work(cached, [A])[0]
         assert result.reasons == {"tail": 2, "failed": LOADABLE}
     assert complaints(tiny, recorder) == []

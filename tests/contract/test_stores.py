@@ -1,10 +1,12 @@
 """Both stores keep the contract that every store inherits."""
 
+import time
 from pathlib import Path
 
 import pytest
 
 from hicache.data.store.base import Delete, Hit, Store, Touch, Usage
+from hicache.data.store.guard import Guard
 from hicache.data.store.memory import MemoryStore
 from hicache.data.store.record import HEADER_NBYTES
 from hicache.data.store.segment import SegmentStore
@@ -46,6 +48,15 @@ class TestSegmentStore(StoreContract):
             file.seek(at)
             file.write(bytes([old[0] ^ 0x10]))
         return True
+
+
+class TestGuardedStore(TestSegmentStore):
+    def make(self, tmp_path: Path, cap_bytes: int) -> Guard:
+        return Guard(super().make(tmp_path, cap_bytes), time.monotonic)
+
+    def corrupt(self, store: Store, key: RecordKey) -> bool:
+        assert isinstance(store, Guard)
+        return super().corrupt(store.inner, key)
 
 
 @pytest.mark.parametrize("pages", [16, 24, 32, 40, 48])

@@ -223,7 +223,7 @@ def test_closing_writes_what_back_has_kept(tmp_path, policy):
 def test_closing_never_hangs(call):
     engine, go = Engine(), threading.Event()
     cache = make(engine, host={"bytes": "64KiB"}, store={"type": "memory", "cap": "1MiB"})
-    setattr(cache.data.store, call, lambda *_args: go.wait(60) and [])
+    setattr(cache.data.store.inner, call, lambda *_args: go.wait(60) and [])
     try:
         publish(cache, engine)
         began = time.monotonic()

@@ -95,7 +95,7 @@ def trial_store(settings: Settings, spec: CacheSpec) -> Iterator[Store | None]:
         )
     store = None
     try:
-        store = None if wanted is None else make_store(wanted, spec)
+        store = None if wanted is None else make_store(wanted, spec, time.monotonic)
         yield store
     finally:
         if store is not None:
