@@ -333,7 +333,7 @@ def make_store(settings: StoreSettings, spec: CacheSpec, clock: Clock) -> Guard:
     """
     name = store_name(settings) or NONE
     try:
-        return Guard(store_factory(name)(settings.options(), spec), clock)
+        return Guard(store_factory(name)(settings.options(), spec), spec.fingerprint(), clock)
     except HiCacheError:
         raise
     except Exception as error:  # whatever the system, or another package's store, has to say

@@ -52,7 +52,7 @@ class TestSegmentStore(StoreContract):
 
 class TestGuardedStore(TestSegmentStore):
     def make(self, tmp_path: Path, cap_bytes: int) -> Guard:
-        return Guard(super().make(tmp_path, cap_bytes), time.monotonic)
+        return Guard(super().make(tmp_path, cap_bytes), bytes(32), time.monotonic)
 
     def corrupt(self, store: Store, key: RecordKey) -> bool:
         assert isinstance(store, Guard)

@@ -14,6 +14,7 @@ from hicache.testing.stores import buffers, chain_of, read_back
 
 NAMESPACE = Namespace.of({"weights": "test"})
 RECORDS = chain_of("prompt", 4)
+FINGERPRINT = bytes(32)
 KEYS = [record.key for record in RECORDS]
 LIMITS = Limits(failures=3, pause_s=1.0, pause_max_s=4.0, hang_s=5.0, retries=0, negative_s=10.0)
 
@@ -67,7 +68,7 @@ def sick():
 
 @pytest.fixture
 def guard(sick, clock):
-    guard = Guard(sick, clock, LIMITS)
+    guard = Guard(sick, FINGERPRINT, clock, LIMITS)
     guard.write(NAMESPACE, RECORDS)
     return guard
 
@@ -173,7 +174,7 @@ def test_a_call_that_hangs_opens_it_and_its_late_success_closes_nothing(guard, s
 
 
 def test_a_call_that_raises_is_made_once_more_unless_it_took_long(sick, clock):
-    guard = Guard(sick, clock, Limits(retries=1, retry_s=0.5))
+    guard = Guard(sick, FINGERPRINT, clock, Limits(retries=1, retry_s=0.5))
     sick.raises = 1
     assert guard.write(NAMESPACE, RECORDS) == [WriteOutcome.STORED] * 4
     assert (guard.usage()["calls_retried"], guard.breaker.state) == (1, CLOSED)
@@ -215,7 +216,7 @@ def test_another_namespaces_records_are_its_own_affair(guard):
 
 
 def test_what_is_not_promised_is_bounded(sick, clock):
-    guard = Guard(sick, clock, Limits(negative_max=3))
+    guard = Guard(sick, FINGERPRINT, clock, Limits(negative_max=3))
     guard.read(NAMESPACE, KEYS, buffers(4))
     assert guard.usage()["records_not_promised"] == 3
 
@@ -227,7 +228,7 @@ def test_a_store_without_abilities_gets_along(clock):
         def contains(self, namespace, keys):
             return [False for _ in keys]
 
-    guard = Guard(Plain(), clock)
+    guard = Guard(Plain(), FINGERPRINT, clock)
     guard.touch(KEYS)
     assert guard.delete(KEYS) == 0
     assert guard.trouble() is None

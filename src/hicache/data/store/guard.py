@@ -4,6 +4,8 @@
   while a call hangs, the breaker is *open*: every call is answered at once, as a miss. After a pause one call is let
   through (*half open*): if it works the breaker is *closed* again, else the pause doubles.
 * **Retries.** A call that raises is made once more, unless it took long.
+* **Record check.** The hits of a store that does not check its records itself are checked here
+  (:mod:`hicache.data.store.checked`).
 * **Negative memory.** What was promised and could not be read is not promised again for a while, or until it is
   written.
 
@@ -34,6 +36,7 @@ from hicache.data.store.base import (
     Usage,
     WriteOutcome,
 )
+from hicache.data.store.checked import Checked
 from hicache.keys import Namespace, RecordKey
 
 CLOSED, HALF_OPEN, OPEN = 0, 1, 2
@@ -146,10 +149,16 @@ class Breaker:
 
 
 class Guard:
-    """A :class:`Store` and all optional abilities, before ``inner``; what ``inner`` cannot do does nothing."""
+    """A :class:`Store` and all optional abilities, before ``inner``; what ``inner`` cannot do does nothing.
 
-    def __init__(self, inner: Store, clock: Callable[[], float], limits: Limits | None = None) -> None:
+    fingerprint: of the pages' :class:`CacheSpec`.
+    """
+
+    def __init__(
+        self, inner: Store, fingerprint: bytes, clock: Callable[[], float], limits: Limits | None = None
+    ) -> None:
         self.inner = inner
+        self._records = inner if getattr(inner, "verifies", False) else Checked(inner, fingerprint)
         self.name = inner.name
         self.limits = limits or Limits()
         self.breaker = Breaker(clock, self.limits)
@@ -167,7 +176,7 @@ class Guard:
         with self._call() as call:
             if not call:
                 return [Miss("breaker") for _ in keys]
-            outcomes = self._tried(call, lambda: self.inner.read(namespace, keys, into))
+            outcomes = self._tried(call, lambda: self._records.read(namespace, keys, into))
             if outcomes and all(isinstance(one, Miss) and one.reason in DOWN for one in outcomes):
                 call.failed = "nothing can be read"
             self._remember(namespace, keys, outcomes)
@@ -178,7 +187,7 @@ class Guard:
         with self._call() as call:
             if not call:
                 return [WriteOutcome.FAILED for _ in records]
-            outcomes = self._tried(call, lambda: self.inner.write(namespace, records))
+            outcomes = self._tried(call, lambda: self._records.write(namespace, records))
             if outcomes and all(one is WriteOutcome.FAILED for one in outcomes):
                 call.failed = "nothing can be written"
             with self._lock:

@@ -49,6 +49,7 @@ class MemoryStore:
     """Records in a dictionary. ``fingerprint`` is the plane table's; a record of another one is a miss."""
 
     name = "memory"
+    verifies = True
 
     def __init__(
         self, cap_bytes: int, fingerprint: bytes = bytes(32), *, policy: EvictionPolicy | None = None

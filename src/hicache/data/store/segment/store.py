@@ -61,6 +61,7 @@ class SegmentStore:
     """Records of one plane table in a directory. ``fingerprint`` is :meth:`CacheSpec.fingerprint`."""
 
     name = "segment"
+    verifies = True
 
     def __init__(
         self,
