@@ -7,6 +7,7 @@ index's commit included. Calls raise OSError; what it means is decided by the st
 from __future__ import annotations
 
 import os
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -49,6 +50,17 @@ class Files:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+    def clear(self, path: Path) -> None:
+        """Make way for a segment file: a link and an empty directory go, a file that is closed to us is ours again."""
+        with suppress(FileNotFoundError):
+            mode = path.lstat().st_mode
+            if stat.S_ISREG(mode):
+                path.chmod(0o600)
+            elif stat.S_ISDIR(mode):
+                path.rmdir()
+            else:
+                path.unlink()
 
     def open(self, path: Path) -> int:
         """A descriptor of an existing segment file."""
@@ -127,13 +139,14 @@ class OpenSegments:
 
     @contextmanager
     def use_for_writing(self, segment: int, nbytes: int) -> Iterator[int]:
-        """As :meth:`use`, but a file that was deleted or cut from outside is made whole first."""
+        """As :meth:`use`, but a file that was deleted, cut, closed or replaced from outside is made whole first."""
         path = self.path(segment)
         if not self._intact(path, segment, nbytes):
             with self._lock:
                 stale = self._open.pop(segment, None)
                 if stale is not None and not stale.users:
                     os.close(stale.fd)
+            self.files.clear(path)
             self.files.make(path, nbytes)
         with self.use(segment) as fd:
             yield fd
@@ -146,7 +159,7 @@ class OpenSegments:
         with self._lock:
             entry = self._open.get(segment)
             same = entry is None or os.fstat(entry.fd).st_ino == there.st_ino
-        return same and there.st_size == nbytes
+        return same and there.st_size == nbytes and stat.S_IMODE(there.st_mode) == 0o600
 
     def forget(self, segment: int) -> None:
         """Close a segment's descriptor, at once or when its last user is done."""
