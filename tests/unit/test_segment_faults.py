@@ -1,6 +1,7 @@
 """A disk that is full, broken or read-only: one retry, then an outcome; never an exception, a leak or a wrong page."""
 
 import errno
+import os
 
 import lmdb
 import pytest
@@ -33,8 +34,8 @@ class Scripted(Files):
             if self.half and views:
                 super().write(fd, [memoryview(b"".join(views))[: 4096 + 1000]], offset)
             if name == "commit":
-                raise lmdb.DiskError("injected", code)
-            raise OSError(code, "injected")
+                raise lmdb.Error(f"mdb_txn_commit: {os.strerror(code)}")
+            raise OSError(code, os.strerror(code))
 
     def make(self, path, nbytes):
         self._call("make")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import threading
 from collections.abc import Sequence
 
@@ -69,7 +70,7 @@ class Writer:
         return outcomes
 
     def _failed(self, error: Exception) -> None:
-        why = "the file system is read-only" if error.args[:1] == (errno.EROFS,) else error
+        why = "the file system is read-only" if os.strerror(errno.EROFS) in str(error) else error
         self._say(f"pages are read but not stored, the last write failed: {why}")
 
     def _say(self, trouble: str) -> None:
