@@ -61,13 +61,19 @@ class Writer:
                 self._write(namespace, live)
         except (lmdb.Error, OSError) as error:
             self._failed(error)
-            self._directory.owe(r.place for r in live if r.place is not None)
+            self._owe(live)
+        except BaseException:  # what no disk raises: the batch is lost, but not its slots
+            self._owe(live)
+            raise
         outcomes = _settle(batch)
         if WriteOutcome.STORED in outcomes and self._aside < ASIDE_MAX:
             self.trouble = None
         with self._lock:
             self._counters.count_write(outcomes, [record.nbytes for record in batch])
         return outcomes
+
+    def _owe(self, records: list[Pending]) -> None:
+        self._directory.owe(record.place for record in records if record.place is not None)
 
     def _failed(self, error: Exception) -> None:
         why = "the file system is read-only" if os.strerror(errno.EROFS) in str(error) else error
