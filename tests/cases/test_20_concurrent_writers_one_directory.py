@@ -6,7 +6,7 @@ import pytest
 from segments import NAMESPACE, SLOT, cap_of, end, opened, start, used_on_disk
 
 from hicache.data.store.base import Record, WriteOutcome
-from hicache.data.store.segment import SegmentStore, sharing
+from hicache.data.store.segment import SegmentStore, local
 from hicache.errors import ConfigError
 from hicache.keys import Namespace, RecordKey
 from hicache.testing.stores import PAGE_NBYTES, chain_of, page_of, read_back
@@ -171,6 +171,6 @@ def test_a_file_system_whose_locks_and_maps_cannot_be_trusted_is_refused_at_star
     mounts.write_text(
         f"22 1 0:5 / / rw - ext4 /dev/vda rw\n40 22 0:6 / {tmp_path}/far rw - nfs4 server:/ rw\n"
     )
-    monkeypatch.setattr(sharing, "MOUNTS", mounts)
+    monkeypatch.setattr(local, "MOUNTS", mounts)
     with pytest.raises(ConfigError, match=r"needs a local disk .*file_system=nfs4"):
         opened(tmp_path / "far" / "store", 16)
