@@ -31,13 +31,13 @@ def _memory(options: Mapping[str, Any], spec: CacheSpec) -> Store:
 
 
 def _segment(options: Mapping[str, Any], spec: CacheSpec) -> Store:
-    from hicache.data.store.segment import SegmentStore
+    from hicache.data.store.segment import Files, SegmentStore
 
     path, cap = Path(options["path"]).expanduser(), options["cap_bytes"]
     if cap is None:
         there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
         cap = shutil.disk_usage(there).free // FREE_SHARE
-    return SegmentStore(path, cap, spec.fingerprint())
+    return SegmentStore(path, cap, spec.fingerprint(), files=Files(direct=options.get("direct", True)))
 
 
 BUILT_IN: Mapping[str, StoreFactory] = {"memory": _memory, "segment": _segment}

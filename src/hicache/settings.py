@@ -124,11 +124,12 @@ class MemoryStoreSettings(Table, frozen=True, kw_only=True, tag="memory"):
 class SegmentStoreSettings(Table, frozen=True, kw_only=True, tag="segment"):
     """Pages on a local disk that outlive the process; a ``path`` alone means this store.
 
-    cap: bytes on disk; default: a tenth of what is free.
+    cap: bytes on disk; default: a tenth of what is free. direct: past the page cache, where the file system can.
     """
 
     path: str
     cap: int | str | None = None
+    direct: bool = True
 
     def check(self) -> None:
         """There is a path, and the cap is a size."""
@@ -140,7 +141,7 @@ class SegmentStoreSettings(Table, frozen=True, kw_only=True, tag="segment"):
     def options(self) -> dict[str, object]:
         """What the store is made from."""
         cap = None if self.cap is None else parse_bytes(self.cap, key="cap")
-        return {"path": self.path, "cap_bytes": cap}
+        return {"path": self.path, "cap_bytes": cap, "direct": self.direct}
 
 
 class OtherStoreSettings(Table, frozen=True, kw_only=True):

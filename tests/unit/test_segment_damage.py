@@ -77,6 +77,11 @@ def replace_by_directory(store):
     path.mkdir()
 
 
+def replace_by_full_directory(store):
+    replace_by_directory(store)
+    (place(store, VICTIM)[0] / "somebody's").touch()
+
+
 def replace_by_dangling_link(store):
     path, _ = place(store, VICTIM)
     path.unlink()
@@ -178,14 +183,28 @@ def test_a_record_of_another_model_in_its_place_is_not_used(tmp_path):
     store.close()
 
 
-@pytest.mark.parametrize("damage", IN_THE_WAY.values(), ids=IN_THE_WAY)
-def test_what_stands_where_a_segment_was_costs_that_segment_only(tmp_path, damage):
+def lost(tmp_path, damage):
+    """A reopened store after damage to a whole segment: its page is gone, and only its page."""
     store = filled(tmp_path)
     damage(store)
     store.close()
     store = SegmentStore(tmp_path / "store", 16 * SLOT)
     assert leading(read_back(store, NAMESPACE, RECORDS)) == VICTIM
     assert not store.contains(NAMESPACE, [RECORDS[VICTIM].key])[0]
+    return store
+
+
+@pytest.mark.parametrize("damage", IN_THE_WAY.values(), ids=IN_THE_WAY)
+def test_what_stands_where_a_segment_was_makes_way_for_the_next_write(tmp_path, damage):
+    store = lost(tmp_path, damage)
+    assert store.write(NAMESPACE, [RECORDS[VICTIM]]) == [WriteOutcome.STORED]
+    assert read_back(store, NAMESPACE, RECORDS) == [True] * 16
+    store.check()
+    store.close()
+
+
+def test_what_cannot_make_way_costs_that_segment_only(tmp_path):
+    store = lost(tmp_path, replace_by_full_directory)
     outcomes = store.write(NAMESPACE, [RECORDS[VICTIM]])
     assert outcomes == [WriteOutcome.FAILED]
     again = store.write(NAMESPACE, [RECORDS[VICTIM]])  # the bad slot is set aside; a cold leaf makes room

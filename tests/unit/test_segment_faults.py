@@ -1,6 +1,7 @@
 """A disk that is full, broken or read-only: one retry, then an outcome; never an exception, a leak or a wrong page."""
 
 import errno
+import os
 
 import lmdb
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from hicache.data.store.base import Hit, WriteOutcome
 from hicache.data.store.segment import Files, SegmentStore
 from hicache.data.store.segment.directory import GROW_PAUSE
+from hicache.data.store.segment.writer import ASIDE_MAX
 from hicache.keys import Namespace
 from hicache.testing.stores import PAGE_NBYTES, buffers, chain_of, read_back
 
@@ -32,8 +34,8 @@ class Scripted(Files):
             if self.half and views:
                 super().write(fd, [memoryview(b"".join(views))[: 4096 + 1000]], offset)
             if name == "commit":
-                raise lmdb.DiskError("injected", code)
-            raise OSError(code, "injected")
+                raise lmdb.Error(f"mdb_txn_commit: {os.strerror(code)}")
+            raise OSError(code, os.strerror(code))
 
     def make(self, path, nbytes):
         self._call("make")
@@ -167,6 +169,35 @@ def test_a_broken_disk_fails_the_record_and_sets_its_slot_aside(store, files, co
     assert store.contains(NAMESPACE, [chain_of("b", 1)[0].key]) == [False]
     assert store.write(NAMESPACE, chain_of("b", 1)) == [STORED]
     assert read_back(store, NAMESPACE, chain_of("a", 4) + chain_of("b", 1)) == [True] * 5
+
+
+@pytest.mark.parametrize(
+    "call,code,aside,said",
+    [
+        ("write", errno.EROFS, 0, "the file system is read-only"),
+        ("sync", errno.EROFS, 0, "the file system is read-only"),
+        ("write", errno.EIO, ASIDE_MAX, f"spoilt {ASIDE_MAX} slots"),
+        ("write", errno.ENOSPC, 0, "the disk is full"),
+        ("commit", errno.EIO, 0, "the last write failed"),
+    ],
+)
+def test_a_disk_that_refuses_all_writes_costs_no_page_beyond_a_few(store, files, call, code, aside, said):
+    singles = [chain_of(f"s{i}", 1)[0] for i in range(30)]
+    store.write(NAMESPACE, singles)
+    assert store.trouble() is None
+    evicted = 20 if code == errno.ENOSPC else 0
+    files.fail = {call: (10**6, code)}
+    for number in range(40 if code != errno.ENOSPC else evicted):
+        assert store.write(NAMESPACE, chain_of(f"n{number}", 1)) in ([FAILED], [NO_ROOM])
+    assert said in store.trouble()
+    store.delete([])  # a transaction that takes owed slots along
+    gauges = store.usage()
+    assert (gauges["slots_in_hand"], gauges["set_aside"]) == (aside, aside)
+    assert read_back(store, NAMESPACE, singles) == [False] * evicted + [True] * (30 - evicted)
+    files.fail.clear()
+    wanted = [FAILED] if aside else [STORED]
+    assert store.write(NAMESPACE, chain_of("after", 1)) == wanted
+    assert (store.trouble() is None) == (not aside)
 
 
 def test_slots_set_aside_come_back_with_the_next_session(tmp_path, files):

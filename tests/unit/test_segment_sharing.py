@@ -9,7 +9,7 @@ import lmdb
 import pytest
 
 from hicache.data.store.base import Hit, Miss, WriteOutcome
-from hicache.data.store.segment import Files, SegmentStore
+from hicache.data.store.segment import Files, SegmentStore, local
 from hicache.data.store.segment.directory import open_index
 from hicache.errors import ConfigError, DataError, IncompatibleError, InvariantError, UnavailableError
 from hicache.keys import Namespace
@@ -78,6 +78,43 @@ def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ConfigError, match="cannot be made"):
         SegmentStore(tmp_path / "file" / "store", 10**6)
+
+
+MOUNTS = """\
+22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+40 22 0:35 / {net} rw,relatime shared:7 - {kind} server:/export rw,vers=4.2
+41 40 0:36 / {net}/disk rw,relatime - xfs /dev/vdb rw
+42 40 0:37 / {net}/a\\040b rw - nfs server:/other rw
+a line that is none
+"""
+
+
+def mounted(tmp_path, monkeypatch, kind):
+    text = MOUNTS.format(net=tmp_path / "net", kind=kind)
+    (tmp_path / "mountinfo").write_text(text)
+    monkeypatch.setattr(local, "MOUNTS", tmp_path / "mountinfo")
+
+
+@pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "ceph", "lustre", "fuse.sshfs", "fuse.glusterfs"])
+def test_a_network_file_system_is_refused_and_nothing_is_made_on_it(tmp_path, monkeypatch, kind):
+    mounted(tmp_path, monkeypatch, kind)
+    (tmp_path / "net").mkdir()
+    (tmp_path / "link").symlink_to("net")
+    for path in (tmp_path / "net" / "store", tmp_path / "link" / "deep" / "store"):
+        with pytest.raises(ConfigError, match="needs a local disk") as caught:
+            SegmentStore(path, 16 * SLOT)
+        assert caught.value.context["file_system"] == kind
+    assert not list((tmp_path / "net").iterdir())
+
+
+def test_a_local_disk_is_told_from_a_network_around_it(tmp_path, monkeypatch):
+    mounted(tmp_path, monkeypatch, "nfs4")
+    assert local.file_system(tmp_path / "net" / "disk" / "store") == "xfs"
+    assert local.file_system(tmp_path / "net" / "a b" / "store") == "nfs"
+    assert local.file_system(tmp_path / "network") == "ext4"
+    SegmentStore(tmp_path / "net" / "disk" / "store", 16 * SLOT).close()
+    monkeypatch.setattr(local, "MOUNTS", tmp_path / "nothing")
+    SegmentStore(tmp_path / "net" / "store", 16 * SLOT).close()
 
 
 def test_an_index_of_another_format_is_refused(tmp_path):

@@ -119,7 +119,7 @@ class Trouble(Protocol):
     """A store that knows when it cannot serve."""
 
     def trouble(self) -> str | None:
-        """Why every call misses or fails now, and what to do about it; None as long as it serves."""
+        """Why reads miss or writes fail now, and what to do about it; None as long as all is well."""
         ...
 
 

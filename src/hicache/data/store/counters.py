@@ -24,8 +24,10 @@ class Counters:
     failed: int = 0
     evicted: int = 0
     evicted_for_space: int = 0
+    evicted_for_cap: int = 0
     deleted: int = 0
     reclaimed_slots: int = 0
+    set_aside: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
 
     def count_read(self, outcomes: list[ReadOutcome]) -> None:

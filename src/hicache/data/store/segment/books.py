@@ -197,11 +197,11 @@ class Books:
     def drop(self, key: bytes, seen: Row | None = None) -> bool:
         """Forget a record and free its slot; one with children stays as a hole. False when there is nothing to drop.
 
-        With ``seen``, only if the row still says that those bytes lie there: what was found damaged may have
-        been evicted and written anew since.
+        With ``seen``, only if the row is still that one: what was found damaged may have been dropped and written
+        anew since, even into the same place.
         """
         row = self.tree.row(key)
-        if row is None or row.hole or (seen is not None and not seen.same_bytes(row)):
+        if row is None or row.hole or (seen is not None and not seen.same_record(row)):
             return False
         place = row.place
         if row.children:

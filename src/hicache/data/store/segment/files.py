@@ -6,7 +6,11 @@ index's commit included. Calls raise OSError; what it means is decided by the st
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import logging
 import os
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -16,24 +20,21 @@ from pathlib import Path
 
 import lmdb
 
-PIECES_MAX = 1000
-"""Views a system call takes at once (the kernel's limit is 1024)."""
+from hicache.data.store.segment.aligned import PIECES_MAX, Transfer, rest
 
-
-def _rest(views: Sequence[memoryview], done: int) -> list[memoryview]:
-    """The views that are left after the first ``done`` bytes."""
-    left = []
-    for view in views:
-        if done >= view.nbytes:
-            done -= view.nbytes
-        else:
-            left.append(view[done:])
-            done = 0
-    return left
+log = logging.getLogger("hicache.store")
 
 
 class Files:
-    """Plain system calls. Stateless; one object may serve many directories and threads."""
+    """Plain system calls. One object may serve many directories and threads.
+
+    direct: past the page cache, where the file system can; the memory tiers are the cache of a store.
+    """
+
+    direct = True
+
+    def __init__(self, *, direct: bool = True) -> None:
+        self.direct = direct
 
     def make(self, path: Path, nbytes: int) -> None:
         """Make a segment file of this size, its blocks reserved, durably named in its directory."""
@@ -50,9 +51,28 @@ class Files:
         finally:
             os.close(folder)
 
+    def clear(self, path: Path) -> None:
+        """Make way for a segment file: a link and an empty directory go, a file that is closed to us is ours again."""
+        with suppress(FileNotFoundError):
+            mode = path.lstat().st_mode
+            if stat.S_ISREG(mode):
+                path.chmod(0o600)
+            elif stat.S_ISDIR(mode):
+                path.rmdir()
+            else:
+                path.unlink()
+
     def open(self, path: Path) -> int:
-        """A descriptor of an existing segment file."""
-        return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        """A descriptor of an existing segment file, past the page cache where that is wanted and can be had."""
+        flags = os.O_RDWR | os.O_NOFOLLOW
+        if self.direct:
+            try:
+                return os.open(path, flags | os.O_DIRECT)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+            log.info("%s: this file system has no direct I/O, the page cache is used", path)
+        return os.open(path, flags)
 
     def remove(self, path: Path) -> None:
         """Unlink a segment file; it may be gone already."""
@@ -60,12 +80,18 @@ class Files:
             path.unlink()
 
     def write(self, fd: int, views: Sequence[memoryview], offset: int) -> None:
-        """Write all views one behind the other."""
+        """Write all views one behind the other; on a direct descriptor the last block is filled up with zeros."""
+        if _is_direct(fd):
+            try:
+                Transfer(views).write(fd, offset)
+                return
+            except OSError as error:
+                _give_in(fd, error)
         left = list(views)
         while left:
             done = os.pwritev(fd, left[:PIECES_MAX], offset)
             offset += done
-            left = _rest(left, done)
+            left = rest(left, done)
 
     def sync(self, fd: int) -> None:
         """Make what was written durable."""
@@ -73,18 +99,35 @@ class Files:
 
     def read(self, fd: int, views: Sequence[memoryview], offset: int) -> int:
         """Fill the views one behind the other; fewer bytes than they hold means the file ends there."""
+        if _is_direct(fd):
+            try:
+                return Transfer(views).read(fd, offset)
+            except OSError as error:
+                _give_in(fd, error)
         left, total = list(views), 0
         while left:
             done = os.preadv(fd, left[:PIECES_MAX], offset + total)
             if not done:
                 break
             total += done
-            left = _rest(left, done)
+            left = rest(left, done)
         return total
 
     def commit(self, txn: lmdb.Transaction[bytes]) -> None:
         """Commit the index: one atomic, durable step."""
         txn.commit()
+
+
+def _is_direct(fd: int) -> bool:
+    return bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
+
+
+def _give_in(fd: int, error: OSError) -> None:
+    """Go on through the page cache where direct I/O was granted at the open and is refused now; else raise."""
+    if error.errno != errno.EINVAL:
+        raise error
+    log.warning("a segment takes no direct I/O of these blocks, the page cache is used: %s", error)
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
 
 
 @dataclass(slots=True)
@@ -127,13 +170,14 @@ class OpenSegments:
 
     @contextmanager
     def use_for_writing(self, segment: int, nbytes: int) -> Iterator[int]:
-        """As :meth:`use`, but a file that was deleted or cut from outside is made whole first."""
+        """As :meth:`use`, but a file that was deleted, cut, closed or replaced from outside is made whole first."""
         path = self.path(segment)
         if not self._intact(path, segment, nbytes):
             with self._lock:
                 stale = self._open.pop(segment, None)
                 if stale is not None and not stale.users:
                     os.close(stale.fd)
+            self.files.clear(path)
             self.files.make(path, nbytes)
         with self.use(segment) as fd:
             yield fd
@@ -146,7 +190,7 @@ class OpenSegments:
         with self._lock:
             entry = self._open.get(segment)
             same = entry is None or os.fstat(entry.fd).st_ino == there.st_ino
-        return same and there.st_size == nbytes
+        return same and there.st_size == nbytes and stat.S_IMODE(there.st_mode) == 0o600
 
     def forget(self, segment: int) -> None:
         """Close a segment's descriptor, at once or when its last user is done."""

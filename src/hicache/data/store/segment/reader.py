@@ -6,6 +6,7 @@ Between the two a slot may be recycled; that, and every damage, shows as a diffe
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -17,6 +18,8 @@ from hicache.data.store.segment.directory import Directory
 from hicache.data.store.segment.proof import NOT_NOW, fetch, is_of
 from hicache.data.store.segment.tables import Row
 
+log = logging.getLogger("hicache.store")
+
 _OTHERS = ("spec", "version")
 """Differences of a sound record that is not for us: a miss, and it stays. (The row has vouched for the namespace.)"""
 
@@ -27,6 +30,7 @@ class Reader:
     def __init__(self, directory: Directory, fingerprint: bytes) -> None:
         self._directory = directory
         self._fingerprint = fingerprint
+        self._logged: set[str] = set()
 
     def read(self, root: bytes, keys: Sequence[bytes], into: Sequence[Iovec]) -> list[ReadOutcome]:
         """One outcome a key; records found damaged are dropped from the index before this returns."""
@@ -54,13 +58,25 @@ class Reader:
                 return Hit(LAYOUT_NAMES[row.layout], row.nbytes)
             if wrong in _OTHERS or wrong == NOT_NOW:
                 return Miss(wrong)
+            with suppress(
+                lmdb.Error, OSError
+            ):  # marks of use change rows: they go in before rows are compared
+                self._directory.flush()
             seen = row  # recycled under our hands, or damaged: the row as it is now tells
             row = self._directory.rows([key])[0]
         if seen is None or not seen.same_bytes(row):
             return Miss("recycled")
+        self._tell(wrong or "unknown", key)
         with suppress(lmdb.Error, OSError), self._directory.writing() as books:
             books.drop(key, seen)
         return Corrupt(wrong or "unknown")
+
+    def _tell(self, wrong: str, key: bytes) -> None:
+        """Log the first damage of a kind; the counters know of all."""
+        if wrong not in self._logged:
+            self._logged.add(wrong)
+            path = self._directory.path
+            log.warning("a record in %s is damaged (%s), logged once: key=%s", path, wrong, key.hex())
 
     def _fetch(self, root: bytes, key: bytes, row: Row, views: list[memoryview]) -> str | None:
         """Fill the views; None when they hold what the row says, else what is wrong."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hicache.data.store.segment.directory import Directory
 from hicache.data.store.segment.files import Files
+from hicache.data.store.segment.local import check_local
 from hicache.data.store.segment.place import check_entries, make_private
 from hicache.errors import UnavailableError
 from hicache.policy import EvictionPolicy
@@ -38,6 +39,7 @@ def open_directory(path: Path, cap_bytes: int, policy: EvictionPolicy, files: Fi
     points to later is of no account.
     """
     path = path.resolve()
+    check_local(path)
     identity = make_private(path)
     if alien := check_entries(path):
         log.warning("%d segments of %s are not files and cannot be used: %s", len(alien), path, alien[0])

@@ -25,14 +25,7 @@ from hicache.data.store.base import Hit, Iovec, Miss, ReadOutcome, Record, Write
 from hicache.data.store.counters import Counters
 from hicache.data.store.record import (
     HEADER_NBYTES,
-    LAYOUT_NAMES,
-    NO_PARENT,
-    Header,
-    pack_header,
-    payload_nbytes,
-    payload_sum,
 )
-from hicache.data.store.segment.books import Books, Need, Pending
 from hicache.data.store.segment.check import check
 from hicache.data.store.segment.directory import CONTRADICTIONS, Directory
 from hicache.data.store.segment.files import Files
@@ -40,13 +33,12 @@ from hicache.data.store.segment.reader import Reader
 from hicache.data.store.segment.sharing import close_directory, open_directory
 from hicache.data.store.segment.tables import (
     BLOCK_NBYTES,
-    Place,
     segment_blocks_of,
     slot_blocks_of,
 )
+from hicache.data.store.segment.writer import Writer
 from hicache.errors import ConfigError
 from hicache.keys import Namespace, RecordKey
-from hicache.layout import LAYOUTS
 from hicache.policy import EvictionPolicy, Lru
 from hicache.spec import positive
 
@@ -75,14 +67,17 @@ class SegmentStore:
         positive("cap_bytes", cap_bytes, minimum=2 * BLOCK_NBYTES)
         if len(fingerprint) != _FINGERPRINT_NBYTES:
             raise ConfigError("a fingerprint has 32 bytes", got=len(fingerprint))
-        self._fingerprint = fingerprint
         self._directory = open_directory(Path(path).absolute(), cap_bytes, policy or Lru(), files or Files())
         self._reader = Reader(self._directory, fingerprint)
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._calls = 0
         self._closed = False
-        self._counters = Counters(reclaimed_slots=self._directory.reclaimed, evicted=self._directory.trimmed)
+        trimmed = self._directory.trimmed
+        self._counters = Counters(
+            reclaimed_slots=self._directory.reclaimed, evicted=trimmed, evicted_for_cap=trimmed
+        )
+        self._writer = Writer(self._directory, fingerprint, self._counters, self._lock)
 
     @staticmethod
     def capacity(cap_bytes: int, page_nbytes: int) -> int:
@@ -122,17 +117,7 @@ class SegmentStore:
         with self._call() as closed:
             if closed:
                 return [WriteOutcome.FAILED] * len(records)
-            batch = [self._pend(namespace, record) for record in records]
-            live = [record for record in batch if record.outcome is None]
-            try:
-                self._write(namespace, live)
-            except (lmdb.Error, OSError) as error:
-                log.warning("write to %s failed: %s", self._directory.path, error)
-                self._directory.owe(r.place for r in live if r.place is not None)
-            outcomes = _settle(batch)
-            with self._lock:
-                self._counters.count_write(outcomes, [record.nbytes for record in batch])
-            return outcomes
+            return self._writer.write(namespace, records)
 
     def contains(self, namespace: Namespace, keys: Sequence[RecordKey]) -> list[bool]:
         """Which keys have a record now, in this namespace; a read may still miss."""
@@ -182,10 +167,12 @@ class SegmentStore:
                 return {**gauges, **self._counters.as_gauges()}
 
     def trouble(self) -> str | None:
-        """Why nothing is served: the index was removed, replaced or cut while it was open, or contradicts itself."""
-        if not self._directory.ours or self._closed or (trouble := self._directory.trouble) is None:
+        """Why nothing is served (the index was removed, replaced or cut, or contradicts itself), or nothing new stored."""
+        if not self._directory.ours or self._closed:
             return None
-        return f"{trouble}: attach the store anew"
+        if (trouble := self._directory.trouble) is not None:
+            return f"{trouble}: attach the store anew"
+        return self._writer.trouble
 
     def check(self) -> None:
         """Recount every invariant of the index; InvariantError says what does not hold."""
@@ -230,165 +217,3 @@ class SegmentStore:
             with self._idle:
                 self._calls -= not closed
                 self._idle.notify_all()
-
-    # -- writing ------------------------------------------------------------------------------------------------
-
-    def _pend(self, namespace: Namespace, record: Record) -> Pending:
-        nbytes = payload_nbytes(record.payload)
-        known = LAYOUTS.get(record.layout)
-        key = bytes(record.key)
-        parent = bytes(record.parent) if record.parent else NO_PARENT
-        total = payload_sum(record.payload)
-        code = known.code if known else min(LAYOUT_NAMES)
-        header = Header(namespace.root, key, parent, self._fingerprint, code, nbytes, total)
-        return Pending(
-            key=key,
-            parent=parent,
-            namespace=namespace.root,
-            layout=code,
-            nbytes=nbytes,
-            sum=total,
-            hint=record.hint,
-            header=pack_header(header),
-            payload=record.payload,
-            blocks=slot_blocks_of(nbytes),
-            outcome=None if known and nbytes and namespace.durable else WriteOutcome.FAILED,
-        )
-
-    def _write(self, namespace: Namespace, batch: list[Pending]) -> None:
-        """Take slots, write, sync, publish; what does not come so far leaves with its outcome on the way."""
-        keys = {record.key for record in batch}
-        keep = keys | {record.parent for record in batch}
-        with self._directory.protecting(keep):
-            self._admit(batch)
-            todo = [record for record in batch if record.outcome is None]
-            full = self._put_all(todo)
-            if full:
-                self._make_space(full)
-                for record in self._put_all(full):
-                    record.outcome = WriteOutcome.NO_ROOM
-                    self._give_up(record)
-            self._publish(namespace, [record for record in todo if record.outcome is None])
-
-    def _admit(self, batch: list[Pending]) -> None:
-        """Refuse what is there already or has no parent, and take a slot for each of the others."""
-        rows = self._directory.rows(record.key for record in batch)
-        if all(row is not None and not row.hole for row in rows):
-            for record, row in zip(batch, rows, strict=True):
-                same = row is not None and row.namespace == record.namespace[:8]
-                record.outcome = WriteOutcome.EXISTS if same else WriteOutcome.FAILED
-            return
-        coming: dict[bytes, Pending] = {}
-        places: dict[bytes, Place] = {}  # handed out only once the commit has made them ours
-        with self._directory.writing() as books:
-            for record in batch:
-                if record.key in coming:
-                    record.outcome = WriteOutcome.EXISTS
-                    continue
-                verdict = books.judge(record)
-                if verdict is WriteOutcome.PARENT_ABSENT and record.parent in coming:
-                    verdict = None
-                record.outcome = verdict
-                if verdict is None:
-                    coming[record.key] = record
-            for blocks in sorted({record.blocks for record in coming.values()}):
-                places |= self._take(books, [r for r in coming.values() if r.blocks == blocks])
-            for record in coming.values():
-                above = coming.get(record.parent)
-                if above is not None and above.outcome is not None and record.key in places:
-                    record.outcome = WriteOutcome.PARENT_ABSENT
-                    books.give(places.pop(record.key))
-        for record in coming.values():
-            record.place = places.get(record.key)
-        self._count(books, evicted_for_space=0)
-
-    def _take(self, books: Books, records: list[Pending]) -> dict[bytes, Place]:
-        need = Need(records[0].blocks, len(records), self._directory.protected(), self._directory.grow)
-        places = books.take(need, self._directory.dead_sessions)
-        for record in records[len(places) :]:
-            record.outcome = WriteOutcome.NO_ROOM
-        return {record.key: place for record, place in zip(records, places, strict=False)}
-
-    def _put_all(self, records: list[Pending]) -> list[Pending]:
-        """Write and sync records, segment by segment; returns those for which the disk had no room."""
-        full: list[Pending] = []
-        by_segment: dict[int, list[tuple[Pending, Place]]] = {}
-        for record in records:
-            if record.place is not None:
-                by_segment.setdefault(record.place.segment, []).append((record, record.place))
-        nbytes = self._directory.segment_nbytes() if by_segment else 0
-        for segment, mine in by_segment.items():
-            try:
-                with self._directory.segments.use_for_writing(segment, nbytes) as fd:
-                    for record, place in mine:
-                        if not self._put(fd, record, place):
-                            full.append(record)
-                    self._directory.files.sync(fd)
-            except OSError as error:
-                no_room = error.errno in _FULL
-                log.warning("segment %d of %s: %s", segment, self._directory.path, error)
-                for record, _ in mine:
-                    if no_room and record not in full:
-                        full.append(record)
-                    elif not no_room:  # the slot stays ours until this session ends: what it holds is unknown
-                        record.outcome, record.place = WriteOutcome.FAILED, None
-        return [record for record in full if record.outcome is None]
-
-    def _put(self, fd: int, record: Pending, place: Place) -> bool:
-        """Write one record into its slot; False when the disk has no room."""
-        pad = memoryview(_HEADER_PAD)[len(record.header) :]
-        views = [memoryview(record.header), pad, *record.payload]
-        try:
-            self._directory.files.write(fd, views, place.offset * BLOCK_NBYTES)
-        except OSError as error:
-            if error.errno in _FULL:
-                return False
-            raise
-        return True
-
-    def _make_space(self, records: list[Pending]) -> None:
-        """The disk is full though the cap is not: take the slots of the coldest leaves, whose blocks exist."""
-        keep = self._directory.protected()
-        found: list[Place | None] = []
-        with self._directory.writing() as books:
-            for record in records:
-                found += books.take_evicted(Need(record.blocks, 1, keep)) or [None]
-                if record.place is not None:
-                    books.give(record.place)
-        for record, place in zip(records, found, strict=True):
-            record.place = place
-            if place is None:
-                record.outcome = WriteOutcome.NO_ROOM
-        self._count(books, evicted_for_space=books.tally.evicted)
-
-    def _publish(self, namespace: Namespace, records: list[Pending]) -> None:
-        if not records:
-            return
-        with self._directory.writing() as books:
-            books.introduce(namespace)
-            verdicts = [books.publish(r, r.place) for r in records if r.place is not None]
-        for record, verdict in zip(records, verdicts, strict=True):
-            record.outcome, record.place = verdict, None
-        self._count(books, evicted_for_space=0)
-
-    def _give_up(self, record: Pending) -> None:
-        if record.place is not None:
-            self._directory.owe([record.place])
-            record.place = None
-
-    def _count(self, books: Books, *, evicted_for_space: int) -> None:
-        with self._lock:
-            self._counters.evicted += books.tally.evicted
-            self._counters.reclaimed_slots += books.tally.reclaimed
-            self._counters.evicted_for_space += evicted_for_space
-
-
-def _settle(batch: list[Pending]) -> list[WriteOutcome]:
-    """The final outcomes: what is still open has failed, and a key given twice shares the fate of the first."""
-    first: dict[bytes, WriteOutcome] = {}
-    outcomes = []
-    for record in batch:
-        outcome = record.outcome or WriteOutcome.FAILED
-        before = first.setdefault(record.key, outcome)
-        outcomes.append(outcome if before.ok else before)
-    return outcomes

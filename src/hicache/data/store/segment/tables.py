@@ -126,6 +126,10 @@ class Row:
             return False
         return (self.segment, self.offset, self.sum) == (other.segment, other.offset, other.sum)
 
+    def same_record(self, other: Row | None) -> bool:
+        """True when ``other`` is this very record: the same bytes written anew into the same place have another rank."""
+        return self.same_bytes(other) and other is not None and self.rank == other.rank
+
 
 @dataclass(slots=True)
 class SegmentRow:
