@@ -162,6 +162,7 @@ def _control(settings: Settings, chosen: Chosen, sizes: dict[Where, int]) -> Con
         into_store=WritePolicy(chosen.into_store),
         fetch_at=settings.fetch_at or ("lookup" if best_effort else "load"),
         best_effort=best_effort,
+        weighs=settings.load_when == "faster",
         fetch_pages_min=-(-settings.prefetch_min_tokens // settings.page_tokens),
         fetch_pages_max=settings.prefetch_max_tokens // settings.page_tokens,
         fetch_wait_s=times.prefetch_s,

@@ -96,7 +96,19 @@ class Cache:
         """What a Prometheus registry collects."""
         store: object = self.data.store
         usage = store.usage if isinstance(store, Usage) else None
-        return Metrics(lambda: self.controller.stats, self.controller.pools, usage, lambda: self.health)
+        worth = self.controller.books.worth
+        return Metrics(
+            lambda: self.controller.stats,
+            self.controller.pools,
+            usage,
+            lambda: self.health,
+            None if worth is None else worth.estimates,
+        )
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """The engine computed so many tokens of a prompt in so long: what loading from the store is weighed against."""
+        with self.lock:
+            self.controller.computed(tokens / self.spec.page_tokens, seconds)
 
     @property
     def spec(self) -> CacheSpec:

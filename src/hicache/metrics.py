@@ -27,6 +27,7 @@ _PLAIN = {
     "not_stored": "Pages that the tier below did not take.",
     "deferred": "Prefetches that had to wait for their turn.",
     "expired": "Prefetches that waited too long and were given up.",
+    "slower": "Pages left in the store because computing them is faster.",
     "withdrawn_jobs": "Jobs taken back before they were handed out.",
     "stuck_jobs": "Jobs given up while their call hung.",
 }
@@ -42,13 +43,15 @@ _BY_TIER = {
 class Metrics(Collector):
     """What is to be shown, as functions that read it.
 
-    ``usage`` is absent where there is no store; ``health`` says which tier is off although it was asked for, and why.
+    ``usage`` is absent where there is no store; ``health`` says which tier is off although it was asked for, and why;
+    ``estimates`` are the seconds by which it is decided whether to load or to compute.
     """
 
     stats: Callable[[], Stats]
     pools: Callable[[], Mapping[Where, Mapping[str, int]]]
     usage: Callable[[], Mapping[str, int]] | None = None
     health: Callable[[], Mapping[str, str]] | None = None
+    estimates: Callable[[], Mapping[str, float]] | None = None
 
     def collect(self) -> Iterator[Metric]:
         """All families, read now."""
@@ -77,6 +80,13 @@ class Metrics(Collector):
             for tier, reason in self.health().items():
                 off.add_metric([tier, reason], 1)
             yield off
+        if self.estimates is not None:
+            seconds = GaugeMetricFamily(
+                "hicache_estimate_seconds", "What fetching and computing take, as learned.", labels=["of"]
+            )
+            for name, value in self.estimates().items():
+                seconds.add_metric([name], value)
+            yield seconds
 
     def _counters(self) -> Iterator[Metric]:
         stats = self.stats()

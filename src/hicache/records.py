@@ -50,6 +50,7 @@ class Reason(enum.Enum):
     PARENT_ABSENT = "parent_absent"  # a store write whose parent record is not there
     REFUSED = "refused"  # the store has no room, or does not take it now
     ABSENT = "absent"  # in no tier
+    SLOWER = "slower"  # in the store, and sooner computed than loaded
     NO_ROOM = "no_room"  # no slot could be had
     TARGET_FULL = "target_full"  # the adapter gave no further endpoint places
     END = "end"  # nothing is missing: the keys end here
@@ -225,5 +226,6 @@ class Stats:
     dropped: dict[Where, int] = field(default_factory=lambda: dict.fromkeys(Where, 0))
     deferred: int = 0  # prefetches that had to wait for their turn
     expired: int = 0  # prefetches that waited too long
+    slower: int = 0  # pages left in the store because computing them is faster
     withdrawn_jobs: int = 0
     stuck_jobs: int = 0

@@ -167,6 +167,7 @@ class Settings(Table, frozen=True, kw_only=True):
     error where ``strict``. fetch_at: whether pages found in the store are fetched when the look-up answers, or when
     they are loaded (the default). prefetch: how long a fetch is waited for: until its deadline (``timeout``), without
     one (``wait_complete``), or not at all (``best_effort``: a load takes what has come; fetched at look-up).
+    load_when: pages of the store are loaded where that is ``faster`` than computing them, as learned, or ``always``.
     prefetch_min_tokens: fewer are not fetched ahead. prefetch_max_tokens: as many may be on their way ahead of loads
     at a time (0: as many as there is room for); the others wait for their turn.
     """
@@ -179,6 +180,7 @@ class Settings(Table, frozen=True, kw_only=True):
     strict: bool = False
     fetch_at: Literal["load", "lookup"] | None = None
     prefetch: Literal["best_effort", "timeout", "wait_complete"] | None = None
+    load_when: Literal["faster", "always"] = "faster"
     prefetch_min_tokens: int = 0
     prefetch_max_tokens: int = 0
     device: TierSettings | None = None

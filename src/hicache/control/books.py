@@ -12,7 +12,7 @@ from hicache.control.request import Request
 from hicache.control.tiers import Tiers
 from hicache.errors import ConfigError
 from hicache.keys import Namespace, PageKey
-from hicache.policy import EvictionPolicy, Lru, WritePolicy
+from hicache.policy import EvictionPolicy, Lru, Worth, WritePolicy
 from hicache.policy.base import NO_HINT
 from hicache.records import Event, JobKind, Stats, Where
 from hicache.spec import positive
@@ -27,6 +27,7 @@ class ControlConfig:
     look-up answers (ready sooner, but they hold slots) or when ``load`` asks (host slots only for what is used).
     fetch_pages_max: pages that prefetches may have in flight together (0: as many as there is room for).
     fetch_pages_min: fewer are not worth a prefetch. fetch_wait_s: how long a prefetch may wait for its turn.
+    weighs: pages of the store are loaded only where that is faster than computing them.
     best_effort: ``load`` takes what is READY and waits for nothing that is on its way.
     deadlines: per kind; a kind not named is waited for. fetch_page_s: a fetch has so much more for each page, up to
     fetch_s_max in all. ghosts: how many absent pages ``selective`` remembers
@@ -43,6 +44,7 @@ class ControlConfig:
     fetch_pages_max: int = 0
     fetch_pages_min: int = 0
     fetch_wait_s: float | None = None
+    weighs: bool = False
     best_effort: bool = False
     deadlines: dict[JobKind, float] = field(default_factory=dict)
     fetch_page_s: float = 0.0
@@ -115,12 +117,23 @@ class Books:
         self.touched: list[PageKey] = []
         self.events: list[Event] = []
         self.stats = Stats()
+        self.worth = Worth() if config.weighs else None
         self.last_handle = 0
 
     @property
     def counts_wishes(self) -> bool:
         """True when some leg needs to know how many requests wanted a page."""
         return WritePolicy.SELECTIVE in (self.config.into_host, self.config.into_store)
+
+    def start_clocks(self) -> None:
+        """Fetches are about to be handed out: how long they take is counted from now."""
+        for live in self.ledger.outbox.values():
+            if live.job.kind is JobKind.FETCH:
+                live.began = self.clock()
+
+    def slower(self, pages: int) -> bool:
+        """True when so many pages of the store are sooner computed than loaded."""
+        return self.worth is not None and not self.worth.loading(pages)
 
     def space(self, namespace: Namespace) -> int:
         """The number of a namespace."""

@@ -167,6 +167,8 @@ class Controller:
         if self.broken:
             return Batch()
         with self._alone("take_jobs"):
+            if self.books.worth is not None:
+                self.books.start_clocks()
             jobs, applied = self.books.ledger.take()
             touched = tuple(self.books.touched)
             self.books.touched.clear()
@@ -188,6 +190,11 @@ class Controller:
     def idle(self) -> bool:
         """True when no Job is live."""
         return bool(self.broken) or not self.books.ledger.live
+
+    def computed(self, pages: float, seconds: float) -> None:
+        """The engine computed so many pages of a prompt in so long: what loading is weighed against."""
+        if self.books.worth is not None:
+            self.books.worth.computed(pages, seconds)
 
     # ---- the operator's verbs
 

@@ -87,6 +87,9 @@ class Fetcher:
         pages = [page for page, row in enumerate(rows) if row < 0 or not index.resident(row)]
         if len(pages) < max(1, config.fetch_pages_min):
             return True
+        if self._books.slower(len(pages)):
+            self.probe(request, pages[0])
+            return True
         if config.fetch_pages_max:
             room = config.fetch_pages_max - sum(self._running.values())
             if self._running and len(pages) > room:
@@ -105,6 +108,19 @@ class Fetcher:
         self._running[fetch.id] = len(fetch.columns[0])
         self.emit(request, fetch)
         return True
+
+    def probe(self, request: Request, page: int) -> None:
+        """Fetch a few pages of the store from ``page`` on that nobody waits for, if it is time to learn again."""
+        worth = self._books.worth
+        wanted = 0 if worth is None else worth.probe(self._books.clock())
+        fetch, index = self.draft(), self._books.index
+        for number in range(page, min(page + wanted, request.stored, len(request.keys))):
+            row = index.find(request.keys[number])
+            if row >= 0 and index.resident(row):
+                break
+            if self.reserve(request, fetch, number) < 0:
+                break
+        self.emit(request, fetch)
 
     def ended(self, job: int) -> None:
         """A prefetch has ended, was given up or withdrawn."""

@@ -34,6 +34,7 @@ class Live:
     late: set[int] = field(default_factory=set)  # shards that gave up on a call that has not returned
     bad: dict[PageKey, Reason] = field(default_factory=dict)
     found: int | None = None
+    began: float | None = None  # when it was handed out; of fetches, where that is weighed
     settled: bool = False  # what came is committed; late bytes may still land in the slots of what is bad
 
 

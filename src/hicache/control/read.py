@@ -28,13 +28,15 @@ class Reader:
         """See :meth:`Request.match`."""
         end, ready = self._run(request, computed)
         memory, store = end - computed, max(0, min(request.stored, len(request.keys)) - max(end, computed))
+        slower = store > 0 and self._books.slower(store)
+        if slower:
+            store = 0
         whole = computed + memory + store >= len(request.keys)
         pending = request.lookup > 0 and not whole
         if not self._books.config.best_effort:
             pending = pending or request.fetch > 0 or request.waits
-        return Match(
-            computed, memory, ready - computed, store, pending, Reason.END if whole else Reason.ABSENT
-        )
+        ends = Reason.END if whole else Reason.SLOWER if slower else Reason.ABSENT
+        return Match(computed, memory, ready - computed, store, pending, ends)
 
     def _run(self, request: Request, start: int) -> tuple[int, int]:
         """Ends of the resident run and of its READY part, both from page ``start``.
@@ -115,6 +117,9 @@ class Reader:
                 if not arriving or page >= request.stored:
                     ends = Reason.ABSENT
                     break
+                if not by_tier[Where.STORE] and self._leave(request, page, limit):
+                    ends = Reason.SLOWER
+                    break
                 tier, slot = bottom, self._fetcher.reserve(request, fetch, page, start)
                 if slot < 0:
                     ends = Reason.NO_ROOM
@@ -131,6 +136,15 @@ class Reader:
             books.touch(request, page - 1)
         request.release_hold()
         return Load(start, page - start, by_tier, ends)
+
+    def _leave(self, request: Request, page: int, limit: int) -> bool:
+        """True when what the store has from ``page`` on stays there, because computing it is faster."""
+        pages = min(request.stored, limit) - page
+        if not self._books.slower(pages):
+            return False
+        self._books.stats.slower += pages
+        self._fetcher.probe(request, page)
+        return True
 
     def _source(self, row: int, *, arriving: bool) -> tuple[Tier, int] | None:
         """Where to read a page: the first tier that has it READY, else one where it is arriving."""

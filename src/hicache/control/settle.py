@@ -146,6 +146,11 @@ class Settler:
 
     def _fetched(self, live: Live) -> None:
         """What came from the store is known to be there; what did not is not promised to this request again."""
+        if self._books.worth is not None and live.began is not None:
+            came = live.job.pages - len(live.bad)
+            if came or live.late:
+                now = self._books.clock()
+                self._books.worth.fetched(max(came, 1), now - live.began, now)
         for span in live.job.spans if self._of_this_store(live) else ():
             for key in span.keys:
                 if key not in live.bad:

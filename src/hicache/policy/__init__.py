@@ -2,6 +2,7 @@
 
 from hicache.policy.base import EvictionPolicy
 from hicache.policy.lru import Lru
+from hicache.policy.worth import Worth
 from hicache.policy.write import WritePolicy
 
-__all__ = ["EvictionPolicy", "Lru", "WritePolicy"]
+__all__ = ["EvictionPolicy", "Lru", "Worth", "WritePolicy"]
