@@ -20,7 +20,7 @@ from typing import Any, Self, TypedDict, Unpack
 
 from hicache.adapters.transformers import hook
 from hicache.adapters.transformers.calls import Call, judge
-from hicache.adapters.transformers.identity import namespace, refuse_unsteady
+from hicache.adapters.transformers.identity import Identity, refuse_unsteady
 from hicache.adapters.transformers.inputs import end_tokens, prompt_ids, prompt_rows
 from hicache.adapters.transformers.probe import cache_argument, forward, probe, refuse_by_configuration
 from hicache.adapters.transformers.result import Result, Served, Witness
@@ -67,18 +67,18 @@ def attach(model: Any, settings: Settings | None = None, **options: Unpack[Optio
     hook.refuse_attached(model)
     geometry = probe(model)
     spec = geometry.spec(settings.page_tokens)
-    space = namespace(
+    identity = Identity(
         model,
+        geometry,
         spec,
-        geometry.dtypes,
         adapter=options.get("adapter"),
         salt=options.get("salt"),
         progress=options.get("progress"),
     )
     clock = options.get("clock", process_clock)
     rows = Rows(geometry, spec)
-    cache = build(settings, spec, space, rows, clock=clock)
-    return TransformersCache(model, cache, rows, chunk, options.get("witness"), clock)
+    cache = build(settings, spec, identity.namespace(), rows, clock=clock)
+    return TransformersCache(identity, cache, rows, chunk, options.get("witness"), clock)
 
 
 class TransformersCache(Runs):
@@ -92,21 +92,22 @@ class TransformersCache(Runs):
 
     def __init__(
         self,
-        model: Any,
+        identity: Identity,
         cache: Cache,
         rows: Rows,
         prefill_chunk: int | None,
         witness: Witness | None,
         clock: Clock,
     ) -> None:
-        super().__init__(model, cache, rows, witness, clock)
+        super().__init__(identity.model, cache, rows, witness, clock)
+        self._identity = identity
         self.uncacheable: Counter[str] = Counter()
         self.last: Served | None = None
         self._chunk = prefill_chunk
         self._closed = False
         self._generating = False
         self._times = _Times(0.0, 0)
-        self._hook = hook.put(model, self._serve)
+        self._hook = hook.put(self.model, self._serve)
 
     # ---- model.generate, and whoever drives the model
 
@@ -128,9 +129,14 @@ class TransformersCache(Runs):
         if self._generating:
             return "nested"
         try:
-            return judge(self.model, args, kwargs)
+            call = judge(self.model, args, kwargs)
         except Exception:  # noqa: BLE001  (whatever is wrong with the arguments, Transformers says it best)
             return "arguments"
+        try:
+            self._identity.namespace()
+        except ConfigError:
+            return "model"
+        return call
 
     def _serve_call(
         self, own: Callable[..., Any], call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -237,6 +243,7 @@ class TransformersCache(Runs):
             self._generating = True
             self._times = _Times(self._clock(), self.cache.controller.stats.saved)
             try:
+                self.cache.namespace = self._identity.namespace()
                 filled = self._begin(runs, room)
                 self._times.load_s = self._clock() - self._times.began
                 return self._rows.cache(filled), filled
@@ -278,6 +285,18 @@ class TransformersCache(Runs):
         )
 
     # ---- the end
+
+    def invalidate(self) -> bool:
+        """Hash the weights again, as after a change that torch does not count; True when they are others now.
+
+        Pages of the weights before stay where they are, under their own name. ConfigError when the model as it is
+        now cannot be served.
+        """
+        self.cache.refuse_fork()
+        with self.cache.lock:
+            self._identity.forget()
+            before, self.cache.namespace = self.cache.namespace, self._identity.namespace()
+            return self.cache.namespace != before
 
     def flush(self, timeout: float) -> int:
         """Write all pages down to the lowest tier; returns how many could not be within ``timeout``."""
