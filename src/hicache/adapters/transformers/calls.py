@@ -59,13 +59,13 @@ def judge(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | 
             return str(name)
     more = {name: value for name, value in arguments.get("kwargs", {}).items() if name not in BESIDE}
     config, rest = model._prepare_generation_config(arguments.get("generation_config"), **more)  # noqa: SLF001
-    for name, value in rest.items():
-        if name not in ("input_ids", "attention_mask") and value is not None and value is not False:
-            return str(name)
     mode = config.get_generation_mode(arguments.get("assistant_model"))
     wrong = _settings(model, config, str(getattr(mode, "value", mode)))
     if wrong:
         return wrong
+    for name, value in rest.items():
+        if name not in ("input_ids", "attention_mask") and value is not None and value is not False:
+            return str(name)
     ids = rest.get("input_ids") if arguments.get("inputs") is None else arguments["inputs"]
     return _rows(model, ids, rest.get("attention_mask"), config)
 

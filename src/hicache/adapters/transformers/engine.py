@@ -132,6 +132,8 @@ class TransformersCache(Runs):
             call = judge(self.model, args, kwargs)
         except Exception:  # noqa: BLE001  (whatever is wrong with the arguments, Transformers says it best)
             return "arguments"
+        if isinstance(call, str):
+            return call
         try:
             self._identity.namespace()
         except ConfigError:

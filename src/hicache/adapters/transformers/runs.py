@@ -198,6 +198,9 @@ class Runs:
         if request is None:
             return
         self._closing.append(request)
+        self._guarded([], lambda: self._close(request, abort=abort))
+
+    def _close(self, request: Request, *, abort: bool) -> None:
         request.close(abort=abort)
         self.cache.step()
 
