@@ -219,6 +219,37 @@ def test_a_padded_batch_by_hand():
     assert torch.equal(again, plain)
 
 
+def test_sequences_that_go_on_from_each_other_leave_their_prompts_and_nothing_else():
+    model = tiny_model()
+    ids = torch.tensor([[*A], [*B]])
+    with attach(model, settings(host=40)) as cached, torch.no_grad():
+        with cached.sequences(ids) as held:
+            for _ in range(4):
+                rest = ids if ids.shape[1] == len(A) else ids[:, -1:]
+                out = model(input_ids=rest, cache=held.cache)
+                ids = torch.cat([ids, out.logits[:, -1].argmax(-1)[:, None]], 1)
+            turned = torch.cat([torch.tensor([[*A], [*B]]), ids[:, len(A) :].flip(0)], 1)
+            held.cache.reorder_cache(torch.tensor([1, 0]))
+            held.wrote(turned)
+        settle(cached)
+        assert cached.cache.controller.stats.saved == 2 * (len(A) // 4)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_prompt_that_was_written_over_is_not_taken_for_what_it_was(told):
+    model = tiny_model()
+    ids, other = torch.tensor([A]), torch.tensor([[*A[:6], *B[6:]]])
+    with attach(model, settings(host=40)) as cached, torch.no_grad():
+        with cached.sequences(ids) as held:
+            model(input_ids=ids, cache=held.cache)
+            held.cache.crop(-8)
+            model(input_ids=(ids if told else other)[:, 6:], cache=held.cache)
+            if told:
+                held.wrote(ids)
+        settle(cached)
+        assert cached.cache.controller.stats.saved == (3 if told else 1)
+
+
 def test_misuse_of_sequences_is_refused_by_name():
     model = tiny_model()
     with attach(model, settings(host=40)) as cached:

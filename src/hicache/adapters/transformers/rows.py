@@ -172,7 +172,9 @@ class RowsLayer(CacheLayerMixin):
         self._layer = layer
         self._length = length
         self.held = length
-        """How many of the working rows are filled: what is mixed afterwards lies elsewhere."""
+        """How many of the working rows are filled: what is written after a mix lies elsewhere."""
+        self.lowest: int | None = None
+        """How short it has been made since; what came after that was written anew."""
         k = memory.tensors[layer][0]
         self.dtype, self.device = k.dtype, k.device
         self.is_initialized = True
@@ -184,9 +186,18 @@ class RowsLayer(CacheLayerMixin):
 
     def _set_length(self, length: int) -> None:
         self._length = length
-        if not isinstance(self._memory, Mixed):
+        if not self.is_mixed:
             self.held = length
         self._show()
+
+    @property
+    def is_mixed(self) -> bool:
+        """True once a sequence may go on from another's rows."""
+        return isinstance(self._memory, Mixed)
+
+    def _shorten(self, length: int) -> None:
+        self.lowest = length if self.lowest is None else min(length, self.lowest)
+        self._set_length(length)
 
     def _show(self) -> None:
         assert self._memory is not None, "a layer that mixes sequences shows its own copies"
@@ -245,11 +256,11 @@ class RowsLayer(CacheLayerMixin):
         """Forget the last rows (a negative number), or all but the first (older versions)."""
         kept = self._length + tokens_to_remove if tokens_to_remove < 0 else tokens_to_remove
         if tokens_to_remove:
-            self._set_length(max(0, min(self._length, kept)))
+            self._shorten(max(0, min(self._length, kept)))
 
     def reset(self) -> None:
         """Forget all rows."""
-        self._set_length(0)
+        self._shorten(0)
 
     def reorder_cache(self, beam_idx: Any) -> None:
         """Let the sequences go on from each other, in rows of our own."""

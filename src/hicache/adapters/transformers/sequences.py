@@ -42,6 +42,7 @@ class Sequences:
         self.width = max(offset + len(prompt) for prompt, offset in zip(prompts, offsets, strict=True))
         self.cache: Any = None
         self.length = 0
+        self._told = False
         self.served: Served | None = None
 
     def begin(self) -> None:
@@ -63,11 +64,23 @@ class Sequences:
             if tokens[: run.prompt] != run.ids[: run.prompt]:
                 raise ConfigError("these tokens do not begin with the sequence's prompt", row=run.row)
             run.ids = tokens
+        self._told = True
+
+    def _written(self) -> int:
+        """Columns that hold the tokens we know: no others of a mix, and none that were written twice without a word."""
+        written = min(layer.held for layer in self.cache.layers)
+        if any(layer.is_mixed for layer in self.cache.layers):
+            written = min(written, self.width)
+        if not self._told:
+            written = min(
+                [written, *(layer.lowest for layer in self.cache.layers if layer.lowest is not None)]
+            )
+        return written
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        written = min(layer.held for layer in self.cache.layers)
+        written = self._written()
         for layer in self.cache.layers:
             layer.end()
         abort = kind is not None and not issubclass(kind, Exception)
