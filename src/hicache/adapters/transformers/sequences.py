@@ -68,7 +68,7 @@ class Sequences:
 
     def _written(self) -> int:
         """Columns that hold the tokens we know: no others of a mix, and none that were written twice without a word."""
-        written = min(layer.held for layer in self.cache.layers)
+        written: int = min(layer.held for layer in self.cache.layers)
         if any(layer.is_mixed for layer in self.cache.layers):
             written = min(written, self.width)
         if not self._told:
