@@ -14,7 +14,8 @@ from hicache.testing.house import SPEC, House
 
 CAP = 64 << 20
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))  # the cases share its rigs
+for name in ("unit", "adapters"):  # the cases share their rigs and models
+    sys.path.insert(0, str(Path(__file__).parents[1] / name))
 
 
 @pytest.fixture(params=["memory", "segment"])

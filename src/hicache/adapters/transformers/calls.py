@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hicache.adapters.transformers.inputs import padded
+from hicache.adapters.transformers.inputs import padded, placeholder
 from hicache.adapters.transformers.probe import takes
 
 PLAIN = frozenset(
@@ -96,6 +96,9 @@ def _rows(model: Any, ids: Any, mask: Any, config: Any) -> Call | str:
     prompts, offsets = padded(ids, mask)
     if not prompts:
         return "attention_mask"
+    image = placeholder(model, prompts)
+    if image:
+        return image
     kind: Any = type(model)
     if any(offsets) and not takes(kind, "position_ids"):
         return "attention_mask"  # where padding counts as positions, it changes what is kept

@@ -21,7 +21,7 @@ from typing import Any, Self, TypedDict, Unpack
 from hicache.adapters.transformers import hook
 from hicache.adapters.transformers.calls import Call, judge
 from hicache.adapters.transformers.identity import Identity, refuse_unsteady
-from hicache.adapters.transformers.inputs import end_tokens, prompt_ids, prompt_rows
+from hicache.adapters.transformers.inputs import end_tokens, prompt_ids, prompt_rows, refuse_placeholders
 from hicache.adapters.transformers.probe import cache_argument, forward, probe, refuse_by_configuration
 from hicache.adapters.transformers.result import Result, Served, Witness
 from hicache.adapters.transformers.rows import Rows, joined_cache, kept_rows
@@ -246,6 +246,7 @@ class TransformersCache(Runs):
             self._times = _Times(self._clock(), self.cache.controller.stats.saved)
             try:
                 self.cache.namespace = self._identity.namespace()
+                refuse_placeholders(self.model, [run.ids for run in runs])
                 filled = self._begin(runs, room)
                 self._times.load_s = self._clock() - self._times.began
                 return self._rows.cache(filled), filled

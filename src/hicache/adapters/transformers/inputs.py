@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from operator import index
 from typing import Any
 
 import torch
 
 from hicache.errors import ConfigError
+
+PLACEHOLDER = re.compile(r"(image|video|audio|vision|speech)\w*_token_(id|index)")
 
 
 def _token(value: Any) -> int:
@@ -32,6 +36,25 @@ def prompt_ids(input_ids: Any) -> list[int]:
     if not tokens:
         raise ConfigError("a prompt is one row of at least one token id", given=str(input_ids)[:80])
     return tokens
+
+
+def placeholder(model: Any, prompts: Sequence[Sequence[int]]) -> str:
+    """The configuration's name for a token that stands for part of an image, a video or a sound; else nothing.
+
+    What is computed for such a token depends on the image, which the token does not say.
+    """
+    names = [str(name) for name in sorted(vars(model.config)) if PLACEHOLDER.fullmatch(name)]
+    for name in names:
+        if any(getattr(model.config, name) in prompt for prompt in prompts):
+            return name
+    return ""
+
+
+def refuse_placeholders(model: Any, prompts: Sequence[Sequence[int]]) -> None:
+    """ConfigError for a prompt with a place for an image, a video or a sound in it."""
+    name = placeholder(model, prompts)
+    if name:
+        raise ConfigError("only text can be cached; this prompt has a place for something else", token=name)
 
 
 def prompt_rows(input_ids: Any, mask: Any) -> tuple[list[list[int]], list[int]]:
