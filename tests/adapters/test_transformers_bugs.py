@@ -19,7 +19,7 @@ from hits import (
     work,
 )
 
-from hicache.adapters.transformers import TransformersCache, attach, engine
+from hicache.adapters.transformers import TransformersCache, attach, runs
 from hicache.deadlines import Deadlines
 from hicache.records import Where
 from hicache.testing.replay import Recorder
@@ -73,7 +73,7 @@ def test_a_page_published_before_its_last_row_is_found(tiny, monkeypatch):
 
 
 def test_loading_the_last_token_too_is_found(tiny, monkeypatch):
-    monkeypatch.setattr(engine, "loadable_pages", lambda tokens, page: tokens // page)
+    monkeypatch.setattr(runs, "loadable_pages", lambda tokens, page: tokens // page)
     recorder = Recorder()
     with attach(tiny, settings(host=9), witness=recorder) as cached:
         cached.generate(WHOLE, 4)
@@ -128,7 +128,7 @@ def test_reusing_rows_at_once_is_found(tiny, monkeypatch):
 
 
 def test_a_save_that_hangs_costs_new_rows_not_wrong_ones(tiny, monkeypatch):
-    monkeypatch.setattr(engine, "ROWS_S", 0.1)
+    monkeypatch.setattr(runs, "ROWS_S", 0.1)
     recorder, go = Recorder(), threading.Event()
     limits = Deadlines(fetch_s=0.2)
     with attach(tiny, settings(host=20, deadlines=limits), witness=recorder) as cached:

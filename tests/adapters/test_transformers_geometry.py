@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from hits import AGAIN, FIRST, LOADABLE, PAGE, complaints, settings, work
+from models import SMALL, latent, made
 
 from hicache.adapters.transformers import attach
 from hicache.adapters.transformers.probe import probe
@@ -15,43 +16,6 @@ from hicache.layout import LAYOUTS
 from hicache.settings import load
 from hicache.testing.model import tiny_model
 from hicache.testing.replay import Recorder
-
-SMALL = {
-    "vocab_size": 512,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.3,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
-
-
-def made(config):
-    torch.manual_seed(7)
-    return transformers.AutoModelForCausalLM.from_config(config).eval()
-
-
-def latent():
-    config = transformers.DeepseekV2Config(
-        **{**SMALL, "num_key_value_heads": 4},
-        kv_lora_rank=16,
-        q_lora_rank=None,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=12,
-        v_head_dim=10,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=16,
-        first_k_dense_replace=2,
-        n_group=1,
-        topk_group=1,
-    )
-    return made(config)
 
 
 def test_what_a_page_is_made_of(tiny):

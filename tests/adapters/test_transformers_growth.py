@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hits import A, complaints, settings, settle
 
-from hicache.adapters.transformers import attach, engine
+from hicache.adapters.transformers import attach, runs
 from hicache.testing.replay import Recorder
 
 
@@ -18,7 +18,7 @@ def test_a_huge_limit_costs_nothing(tiny):
 
 @pytest.mark.parametrize("room", [1, 5])
 def test_pages_from_before_and_after_a_growth_come_back_as_they_were(tiny, monkeypatch, room):
-    monkeypatch.setattr(engine, "ROOM_TOKENS", room)
+    monkeypatch.setattr(runs, "ROOM_TOKENS", room)
     recorder = Recorder()
     with attach(tiny, settings(host=40), witness=recorder) as cached:
         first = cached.generate(A, 80)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 import transformers
@@ -60,3 +62,66 @@ def test_a_shared_beginning_is_computed_once_and_found_after_a_restart(tmp_path,
     if dtype == "float32":  # a cold run is cut differently: in 16 bits even its tokens may differ
         assert results[0].tokens == results[2].tokens == results[3].tokens
     assert complaints(model, recorder) == []
+
+
+def calls(tokenizer, prompts):
+    """A few calls of ``generate``, as keywords."""
+    pad = tokenizer.eos_token_id
+    one = {
+        "input_ids": torch.tensor([prompts[0]]),
+        "attention_mask": torch.ones((1, len(prompts[0])), dtype=int),
+    }
+    width = max(map(len, prompts))
+    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    ids = [[pad] * (width - len(prompt)) + prompt for prompt in prompts]
+    four = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+    return {
+        "greedy": one,
+        "sampled": {**one, "do_sample": True, "temperature": 0.7, "top_p": 0.9},
+        "beams": {**one, "num_beams": 2},
+        "prompt look-up": {**one, "prompt_lookup_num_tokens": 4},
+        "stop strings": {**one, "stop_strings": [" the", "."], "tokenizer": tokenizer},
+        "a batch": four,
+    }
+
+
+def test_calls_of_generate_say_the_same_with_the_cache_as_without(tmp_path):
+    folder = smollm2_dir("float32")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    prompts = [tokenizer(SHARED[start:] + ENDINGS[1]).input_ids for start in (0, 13, 40, 7)]
+    settings = load(environ={}, page_tokens=PAGE, host={"bytes": "96MiB"})
+
+    def run(kwargs):
+        torch.manual_seed(5)
+        return model.generate(**{"do_sample": False, **kwargs}, max_new_tokens=6).tolist()
+
+    with torch.inference_mode():
+        for name, kwargs in calls(tokenizer, prompts).items():
+            plain = run(kwargs)
+            with attach(model, settings) as cached:
+                assert run(kwargs) == plain, name
+                cached.cache.run_until(lambda c=cached: c.cache.controller.idle, 20)
+                assert run(kwargs) == plain, name
+                assert cached.last.hit_tokens > cached.last.prompt_tokens * 0.8, name
+                assert (cached.errors, cached.uncacheable) == ({}, {})
+
+
+def test_a_worker_thread_streams():
+    folder = smollm2_dir("float32")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    prompt = tokenizer(SHARED + ENDINGS[0], return_tensors="pt")
+    said = []
+    with attach(model, load(environ={}, page_tokens=PAGE, host={"bytes": "32MiB"})) as cached:
+        for _ in range(2):
+            streamer = transformers.TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=120.0)
+            asked = {**prompt, "streamer": streamer, "max_new_tokens": 8, "do_sample": False}
+            worker = threading.Thread(target=model.generate, kwargs=asked)
+            worker.start()
+            said.append(list(streamer))
+            worker.join(60)
+            cached.cache.run_until(lambda c=cached: c.cache.controller.idle, 20)
+        assert cached.last.hit_tokens == (prompt.input_ids.shape[1] - 1) // PAGE * PAGE
+    assert said[0] == said[1]
+    assert len(said[0]) > 3

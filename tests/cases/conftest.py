@@ -14,7 +14,7 @@ from hicache.testing.house import SPEC, House
 
 CAP = 64 << 20
 
-for other in ("unit", "model"):  # the cases share their rigs
+for other in ("unit", "model", "adapters"):  # the cases share their rigs and models
     sys.path.insert(0, str(Path(__file__).parents[1] / other))
 
 

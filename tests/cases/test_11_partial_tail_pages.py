@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hicache.adapters.transformers.engine import attach, loadable_pages
+from hicache.adapters.transformers.engine import attach
+from hicache.adapters.transformers.runs import loadable_pages
 from hicache.records import JobKind
 from hicache.settings import load
 from hicache.spec import CacheSpec, Group, Plane

@@ -1,4 +1,4 @@
-"""HiCache under Transformers, on the CPU, one sequence at a time: ``attach(model).generate(ids, 32)``."""
+"""HiCache under Transformers, on the CPU: ``with attach(model):`` around ordinary ``model.generate`` calls."""
 
 from hicache.adapters.transformers.engine import TransformersCache, attach
 from hicache.adapters.transformers.result import Result

@@ -1,19 +1,23 @@
 """Identity: the namespace of a Transformers model, from what changes the bytes of its KV and nothing else.
 
 The same weights and settings give the same root in every process and directory; a changed weight, dtype, page
-size or field of the list below gives another. Weights changed in place after this was computed are not noticed:
-attach again.
+size or field of the configuration gives another. Weights that are written to or replaced later are noticed before the
+next prompt, and hashed again, as far as torch counts writes: not those through ``.data`` or another library's view of
+the memory. For these there is :meth:`TransformersCache.invalidate`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import xxhash
 
+from hicache.adapters.transformers.probe import Geometry, probe
 from hicache.errors import ConfigError
 from hicache.keys import FieldValue, Namespace
 from hicache.spec import CacheSpec
@@ -135,3 +139,89 @@ def namespace(
         "salt": salt,
     }
     return Namespace.of(fields)
+
+
+class Marks:
+    """What a model's weights look like without reading them: where each tensor lies and how often it was written to."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._settings = _settings(model)
+        self._modules = [(module, tuple(module._modules.values())) for module in model.modules()]  # noqa: SLF001
+        self._tensors = [(weakref.ref(tensor), _mark(tensor)) for tensor in self._now()]
+
+    def _now(self) -> Iterator[Any]:
+        for module, _ in self._modules:
+            for tensor in module._parameters.values():  # noqa: SLF001
+                if tensor is not None:
+                    yield tensor
+            for name, tensor in module._buffers.items():  # noqa: SLF001
+                if tensor is not None and name not in module._non_persistent_buffers_set:  # noqa: SLF001
+                    yield tensor
+
+    def are_current(self) -> bool:
+        """False when a module, a tensor, a tensor's bytes or the way of computing may be another by now."""
+        if self._settings != _settings(self._model):
+            return False
+        if any(tuple(module._modules.values()) != children for module, children in self._modules):  # noqa: SLF001
+            return False
+        now = list(self._now())
+        return len(now) == len(self._tensors) and all(
+            known() is tensor and mark == _mark(tensor)
+            for tensor, (known, mark) in zip(now, self._tensors, strict=True)
+        )
+
+
+def _settings(model: Any) -> tuple[bool, str]:
+    return bool(model.training), str(getattr(model.config, "_attn_implementation", ""))
+
+
+def _mark(tensor: Any) -> tuple[int, int]:
+    """Where it lies and how often it was written to; tensors made in inference mode do not count."""
+    return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version  # noqa: SLF001
+
+
+@dataclass(slots=True)
+class Identity:
+    """The namespace of a model as it is now: hashed when it is first asked for, and again when the model has changed."""
+
+    model: Any
+    geometry: Geometry
+    spec: CacheSpec
+    adapter: bytes | None = None
+    salt: bytes | None = None
+    progress: Progress | None = None
+    _marks: Marks | None = field(default=None, init=False)
+    _found: Namespace | ConfigError | None = field(default=None, init=False)
+
+    def forget(self) -> None:
+        """Hash again, whatever torch has counted."""
+        self._marks = None
+
+    def namespace(self) -> Namespace:
+        """ConfigError, each time until it changes again, when the model as it is now cannot be served."""
+        if self._marks is None or not self._marks.are_current():
+            self._marks = Marks(self.model)
+            try:
+                self._found = self._read()
+            except ConfigError as error:
+                self._found = error
+        if isinstance(self._found, Namespace):
+            return self._found
+        assert self._found is not None, "it was asked for just now"
+        raise self._found
+
+    def _read(self) -> Namespace:
+        refuse_unsteady(self.model)
+        if self._found is not None and probe(self.model) != self.geometry:
+            raise ConfigError(
+                "the model keeps other KV than when it was attached", attached=self.spec.describe()
+            )
+        return namespace(
+            self.model,
+            self.spec,
+            self.geometry.dtypes,
+            adapter=self.adapter,
+            salt=self.salt,
+            progress=self.progress,
+        )

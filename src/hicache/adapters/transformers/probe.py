@@ -17,6 +17,9 @@ from hicache.spec import CacheSpec, Group, Plane
 
 PROBE_TOKENS = 2
 
+POSITIONS = "_prepare_position_ids_for_generation"
+"""How a model says that a token's position is not its place in the sequence."""
+
 
 @dataclass(frozen=True, slots=True)
 class Side:
@@ -115,13 +118,23 @@ def probe(model: Any) -> Geometry:
 
 
 def refuse_by_configuration(model: Any) -> None:
-    """ConfigError for what is no language model of Transformers, or one that has an encoder before it."""
+    """ConfigError for what is no language model of Transformers, has an encoder before it, or makes its own positions."""
     config = getattr(model, "config", None)
-    if not callable(getattr(model, "forward", None)) or not hasattr(config, "get_text_config"):
+    callables = [getattr(model, name, None) for name in ("forward", "modules")]
+    if not all(map(callable, callables)) or not hasattr(config, "get_text_config"):
         raise ConfigError("this is no model of Transformers", type=type(model).__name__)
     if getattr(config, "is_encoder_decoder", False):
         raise ConfigError(
             "models with an encoder are not supported: their KV depends on what the encoder read",
+            model=type(model).__name__,
+        )
+    positions = getattr(type(model), POSITIONS, None)
+    own = positions is not None and positions is not getattr(
+        transformers.GenerationMixin, POSITIONS, positions
+    )
+    if own or any(hasattr(module, "rope_deltas") for module in model.modules()):
+        raise ConfigError(
+            "this model makes positions of its own, which images before the text move",
             model=type(model).__name__,
         )
 

@@ -13,19 +13,20 @@ SOURCES = ("device", "host", "store", "computed")
 TAIL = "tail"
 """Why the end of a prompt was computed: the last token always is, and so is what does not fill a page before it."""
 
+BATCH = "batch"
+"""Why tokens were computed although their pages were there: another sequence of the batch lacked them."""
+
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """One generation.
+class Served:
+    """Where the KV of a call's prompts came from, over all its sequences, padding left out.
 
-    tokens: what was generated. sources: prompt tokens by where their KV came from (:data:`SOURCES`); they add up
-    to ``prompt_tokens``. reasons: why tokens were computed, in tokens; they add up to ``sources["computed"]``.
-    ttft_s: from the call to the first token; load_s: the part of it before the first forward call (making rows
-    free, looking up, loading). load_bytes: what was copied into the working rows; save_bytes: what was given to the
-    cache. calls: (start, end) of every forward call, in order.
+    sources: prompt tokens by where their KV came from (:data:`SOURCES`); they add up to ``prompt_tokens``.
+    reasons: why tokens were computed, in tokens; they add up to ``sources["computed"]``. ttft_s: from the call to
+    the first token; load_s: the part of it before the first forward call (making rows free, looking up, loading).
+    load_bytes: what was copied into the working rows; save_bytes: what was given to the cache.
     """
 
-    tokens: list[int]
     prompt_tokens: int
     sources: Mapping[str, int]
     reasons: Mapping[str, int]
@@ -33,12 +34,22 @@ class Result:
     load_s: float
     load_bytes: int
     save_bytes: int
-    calls: Sequence[tuple[int, int]]
 
     @property
     def hit_tokens(self) -> int:
         """Prompt tokens that were not computed."""
         return self.prompt_tokens - self.sources["computed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result(Served):
+    """One generation of :meth:`TransformersCache.generate`.
+
+    tokens: what was generated. calls: (start, end) of every forward call, in order.
+    """
+
+    tokens: list[int]
+    calls: Sequence[tuple[int, int]]
 
 
 class Witness(Protocol):

@@ -63,10 +63,13 @@ class Memory:
 
     def _made(self, tokens: int) -> tuple[tuple[Any, ...], ...]:
         rows = -(-tokens // self._spec.page_tokens) * self._spec.page_tokens
-        return tuple(
-            tuple(torch.zeros((self.batch, rows, side.heads, side.dim), dtype=side.dtype) for side in pair)
-            for pair in self._geometry.layers
-        )
+        with torch.inference_mode(mode=False):  # else they could never be written to outside of it
+            return tuple(
+                tuple(
+                    torch.zeros((self.batch, rows, side.heads, side.dim), dtype=side.dtype) for side in pair
+                )
+                for pair in self._geometry.layers
+            )
 
     def grow(self, tokens: int, written: int) -> None:
         """Make room for so many tokens and half as much again as there was; keep the ``written`` first rows."""
@@ -119,6 +122,12 @@ class Rows:
         """Take other memory, because a copy still runs on this one, or because somebody keeps it."""
         self._memory = Memory(self._geometry, self._spec, self.capacity, self._memory.batch)
 
+    def pad(self, offsets: Sequence[int]) -> None:
+        """Zeros in so many first rows of each sequence: attention masks them, but never a NaN of somebody else's."""
+        for row, offset in enumerate(offsets):
+            for tensor in (side for pair in self._memory.tensors for side in pair if offset):
+                tensor[row, :offset].zero_()
+
     def bind(self, handle: int, row: int = 0, offset: int = 0) -> None:
         """Copies for this handle go to and from this row of the memory as it is now, behind its padding."""
         self._bound[handle] = (self._memory, row, offset)
@@ -162,6 +171,10 @@ class RowsLayer(CacheLayerMixin):
         self._memory: Memory | None = memory
         self._layer = layer
         self._length = length
+        self.held = length
+        """How many of the working rows are filled: what is written after a mix lies elsewhere."""
+        self.lowest: int | None = None
+        """How short it has been made since; what came after that was written anew."""
         k = memory.tensors[layer][0]
         self.dtype, self.device = k.dtype, k.device
         self.is_initialized = True
@@ -170,6 +183,21 @@ class RowsLayer(CacheLayerMixin):
     def end(self) -> None:
         """The rows are about to be used for something else."""
         self._memory = None
+
+    def _set_length(self, length: int) -> None:
+        self._length = length
+        if not self.is_mixed:
+            self.held = length
+        self._show()
+
+    @property
+    def is_mixed(self) -> bool:
+        """True once a sequence may go on from another's rows."""
+        return isinstance(self._memory, Mixed)
+
+    def _shorten(self, length: int) -> None:
+        self.lowest = length if self.lowest is None else min(length, self.lowest)
+        self._set_length(length)
 
     def _show(self) -> None:
         assert self._memory is not None, "a layer that mixes sequences shows its own copies"
@@ -204,8 +232,7 @@ class RowsLayer(CacheLayerMixin):
             self._memory.grow(end, min(end, self._memory.capacity))
         for rows, states in zip(self._memory.tensors[self._layer], (key_states, value_states), strict=True):
             rows[:, self._length : end].copy_(states.transpose(1, 2))
-        self._length = end
-        self._show()
+        self._set_length(end)
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
@@ -229,13 +256,11 @@ class RowsLayer(CacheLayerMixin):
         """Forget the last rows (a negative number), or all but the first (older versions)."""
         kept = self._length + tokens_to_remove if tokens_to_remove < 0 else tokens_to_remove
         if tokens_to_remove:
-            self._length = max(0, min(self._length, kept))
-            self._show()
+            self._shorten(max(0, min(self._length, kept)))
 
     def reset(self) -> None:
         """Forget all rows."""
-        self._length = 0
-        self._show()
+        self._shorten(0)
 
     def reorder_cache(self, beam_idx: Any) -> None:
         """Let the sequences go on from each other, in rows of our own."""
