@@ -21,6 +21,7 @@ from hicache.data.pool import Pool
 from hicache.data.store.base import Store, Trouble, Usage
 from hicache.data.store.guard import Guard
 from hicache.data.worker import Worker
+from hicache.deadlines import SECONDS_MAX
 from hicache.errors import ConfigError, HiCacheError, UnavailableError
 from hicache.keys import Namespace, PageKey
 from hicache.metrics import Metrics
@@ -104,6 +105,13 @@ class Cache:
             lambda: self.health,
             None if worth is None else worth.estimates,
         )
+
+    def fetch_wait_s(self, tokens: int) -> float:
+        """Seconds for which a fetch of so many tokens from the store is worth waiting for: it is given up then."""
+        policy = self.chosen.prefetch
+        if policy == "timeout":
+            return self.settings.deadlines.fetch_limit(tokens)
+        return 0.0 if policy == "best_effort" else SECONDS_MAX
 
     def computed(self, tokens: int, seconds: float) -> None:
         """The engine computed so many tokens of a prompt in so long: what loading from the store is weighed against."""

@@ -40,7 +40,7 @@ def settings(
         device={"bytes": device * SLOT // 2} if device else None,
         host={"bytes": host * size} if host else None,
         store={"type": "segment", "path": str(store), "cap": "4MiB"} if store else None,
-        **more,
+        **{"load_when": "always", **more},  # a tiny model is soon faster than a busy disk
     )
 
 

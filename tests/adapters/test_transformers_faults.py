@@ -18,9 +18,10 @@ from hicache.settings import load
 from hicache.testing.replay import Recorder, replay
 
 
-def memory_store(**more):
+def memory_store(load_when="always", **more):
+    store = {"type": "memory", "cap": "8MiB"}
     return load(
-        environ={}, page_tokens=PAGE, host={"bytes": "64KiB"}, store={"type": "memory", "cap": "8MiB"}, **more
+        environ={}, page_tokens=PAGE, host={"bytes": "64KiB"}, store=store, load_when=load_when, **more
     )
 
 
@@ -213,3 +214,30 @@ def test_the_model_is_as_it_was(tiny):
         cached.generate(A, 3)
     assert {name: id(value) for name, value in vars(tiny).items()} == before
     assert all(torch.equal(tensor, weights[name]) for name, tensor in tiny.state_dict().items())
+
+
+def test_a_store_slower_than_the_model_is_left_alone_and_the_reason_told(tiny):
+    recorder = Recorder()
+    with attach(tiny, memory_store(load_when="faster"), witness=recorder) as cached:
+        inner = cached.cache.data.store.inner
+        read = inner.read
+
+        def slow(*args):
+            time.sleep(1.0)  # what this store takes
+            return read(*args)
+
+        work(cached, [A])
+        inner.read = slow
+        for reasons in ({"tail": 2}, {"tail": 2, "slower": LOADABLE}):
+            cached.cache.controller.evict(Where.HOST, 16)
+            result = work(cached, [A])[0]
+            assert result.reasons == reasons
+        text = cached.cache.metrics().text()
+        assert "hicache_slower_total 3.0" in text
+        assert 'hicache_estimate_seconds{of="fetch_page"}' in text
+    assert complaints(tiny, recorder) == []
+    with attach(tiny, memory_store()) as cached:
+        work(cached, [A])
+        cached.cache.computed(1000, 0.001)
+        cached.cache.controller.evict(Where.HOST, 16)
+        assert work(cached, [A])[0].reasons == {"tail": 2}

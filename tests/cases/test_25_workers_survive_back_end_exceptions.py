@@ -258,7 +258,7 @@ def test_shutdown_ends_in_time_and_reports_the_call_that_hangs(tmp_path, monkeyp
     gate, inside = threading.Event(), threading.Event()
     one = House()
     cache = cache_of(one, MemoryStoreSettings(cap="16MiB"))
-    store = cache.data.store
+    store = cache.data.store.inner
     real = getattr(store, method)
 
     def hang(*arguments):
@@ -285,7 +285,7 @@ def test_shutdown_ends_in_time_and_reports_the_call_that_hangs(tmp_path, monkeyp
         cache.run_until(inside.is_set, PATIENCE_S)
     hanging = cache.close(0.5)
     assert inside.is_set()
-    lane = {"write": "write", "read": "read", "contains": "read", "close": "store.close"}[method]
+    lane = {"write": "write", "read": "read", "contains": "ask", "close": "store.close"}[method]
     assert hanging == [lane]
     gate.set()
     for thread in set(threading.enumerate()) - before:

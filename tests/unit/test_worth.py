@@ -56,9 +56,19 @@ def test_what_nobody_knows_is_loaded():
     worth.computed(10, 1.0)
     assert not worth.loading(10)
     assert Worth(compute=worth.compute).loading(10)
+    assert worth.loading(1) is False
     worth.computed(0, 1.0)
     worth.computed(1, 0.0)
     assert worth.estimates() == pytest.approx({"fetch": 0.0, "fetch_page": 10.0, "compute_page_of_8": 0.1})
+
+
+def test_what_nobody_feels_is_no_reason_to_leave_a_hit():
+    worth = Worth()
+    worth.computed(4, 0.004)
+    worth.fetched(4, 0.05, 0.0)
+    assert worth.loading(4)
+    worth.fetched(4, 0.07, 0.0)
+    assert not worth.loading(4)
 
 
 def test_a_fixed_cost_makes_short_runs_not_worth_it():

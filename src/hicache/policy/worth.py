@@ -18,6 +18,8 @@ KEEP = 0.9
 """How much of its weight an observation keeps when the next one comes."""
 STALE = 0.25
 """And how much when nothing has come for so long that a probe is sent."""
+FELT_S = 0.05
+"""What nobody feels, and what a busy machine adds to either side: no reason to leave a hit."""
 PROBE_S = 10.0
 PROBE_PAGES = (1, 8)
 
@@ -104,9 +106,9 @@ class Worth:
             self.compute.see(pages, seconds)
 
     def loading(self, pages: int) -> bool:
-        """True when so many pages come from the store sooner than they are computed, as far as anybody knows."""
+        """False when so many pages are computed sooner than they come from the store, by more than ``FELT_S``."""
         line, compute = self.fetch.fit(), self.compute.at(pages)
-        return line is None or compute is None or line[0] + line[1] * pages <= compute
+        return line is None or compute is None or line[0] + line[1] * pages <= compute + FELT_S
 
     def probe(self, now: float) -> int:
         """How many pages to fetch only to learn; 0 as long as what is known is fresh."""

@@ -277,6 +277,8 @@ class TransformersCache(Runs):
     def _served(self, runs: Sequence[Run]) -> Served:
         sources, reasons = self._account(runs)
         size, times = self.cache.spec.page_nbytes, self._times
+        if times.ttft_s:
+            self.cache.computed(sources["computed"], times.ttft_s - times.load_s)
         return Served(
             prompt_tokens=sum(run.prompt for run in runs),
             sources=sources,

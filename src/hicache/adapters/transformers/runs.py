@@ -112,13 +112,14 @@ class Runs:
         requests = [run.request for run in runs if run.request is not None]
         if not requests:
             return
-        times = self.cache.settings.deadlines
-        self.cache.run_until(
-            lambda: not any(request.match().pending for request in requests), times.lookup_s + times.fetch_s
-        )
+        wait_s = self.cache.settings.deadlines.lookup_s + max(self._wait_s(run) for run in runs)
+        self.cache.run_until(lambda: not any(request.match().pending for request in requests), wait_s)
         self._share(runs)
         for run in runs:
             self._load_one(run)
+
+    def _wait_s(self, run: Run) -> float:
+        return self.cache.fetch_wait_s(run.limit * self._page)
 
     def _share(self, runs: Sequence[Run]) -> None:
         """Load no more of a sequence than what all the others can begin with."""
@@ -144,7 +145,7 @@ class Runs:
             if not asked.pages:
                 run.ends = lost or asked.ends.value
                 break
-            ended = self._loaded(request, asked, self.cache.settings.deadlines.fetch_s + ROWS_S)
+            ended = self._loaded(request, asked, self._wait_s(run) + ROWS_S)
             if ended is None:
                 raise UnavailableError("a load did not end", pages=asked.pages)
             run.by_tier += _arrived(asked, ended.good, run.resident)
