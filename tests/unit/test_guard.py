@@ -81,13 +81,10 @@ def fails(guard, times=1):
 
 
 def asked(guard):
-    """Calls that reach the store for one question each of all kinds."""
+    """Calls that reach the store for one question each."""
     before = guard.inner.calls
     assert guard.contains(NAMESPACE, KEYS) == [False] * 4
     assert guard.read(NAMESPACE, KEYS, buffers(4)) == [Miss("breaker")] * 4
-    assert guard.write(NAMESPACE, RECORDS) == [WriteOutcome.FAILED] * 4
-    assert guard.delete(KEYS) == 0
-    guard.touch(KEYS)
     return guard.inner.calls - before
 
 
@@ -95,14 +92,15 @@ def test_failures_in_a_row_open_it_and_nothing_reaches_the_store(guard):
     fails(guard, 2)
     assert all(read_back(guard, NAMESPACE, RECORDS)), "a success in between begins the row anew"
     fails(guard, 2)
-    assert (guard.breaker.state, guard.trouble()) == (CLOSED, None)
+    assert (guard.reads.state, guard.trouble()) == (CLOSED, None)
     fails(guard)
-    assert guard.breaker.state == OPEN
+    assert guard.reads.state == OPEN
     assert "the wire is cut" in guard.trouble()
     assert asked(guard) == 0
     usage = guard.usage()
-    assert (usage["breaker"], usage["breaker_opened"]) == (OPEN, 1)
-    assert usage["calls_refused"] >= 5
+    assert (usage["read_breaker"], usage["write_breaker"], usage["breaker_opened"]) == (OPEN, CLOSED, 1)
+    assert usage["calls_refused"] >= 2
+    assert guard.write(NAMESPACE, RECORDS) == [WriteOutcome.EXISTS] * 4, "writes have a breaker of their own"
 
 
 @pytest.mark.parametrize("kind", ["read", "write"])
@@ -113,30 +111,37 @@ def test_a_store_that_answers_that_nothing_works_has_failed(guard, sick, kind):
             guard.read(NAMESPACE, KEYS, buffers(4))
         else:
             guard.write(NAMESPACE, RECORDS)
-    assert guard.breaker.state == OPEN
-    sick.down = False
-    guard.breaker._clock.now += 1.0
-    assert all(read_back(guard, NAMESPACE, RECORDS)), (
-        "what was not read because of the store is still promised"
-    )
+    broken, whole = (guard.reads, guard.writes)[:: 1 if kind == "read" else -1]
+    assert (broken.state, whole.state) == (OPEN, CLOSED)
+    sick.down, before = False, sick.calls
+    if kind == "write":
+        assert guard.write(NAMESPACE, RECORDS) == [WriteOutcome.FAILED] * 4
+        guard.touch(KEYS)
+        assert (guard.delete(KEYS), sick.calls) == (0, before)
+        assert "nothing is written for a while" in guard.trouble()
+    else:
+        assert asked(guard) == 0
+        assert "nothing is read for a while" in guard.trouble()
+        guard.reads._clock.now += 1.0
+    assert all(read_back(guard, NAMESPACE, RECORDS)), "what the store refused is still promised"
 
 
 def test_after_a_pause_one_call_is_tried_and_each_that_fails_doubles_the_pause(guard, clock):
     fails(guard, 3)
     for pause in (1.0, 2.0, 4.0, 4.0):
         clock.now += pause - 0.01
-        assert guard.breaker.state == OPEN
+        assert guard.reads.state == OPEN
         assert guard.contains(NAMESPACE, KEYS) == [False] * 4
         clock.now += 0.01
-        assert guard.breaker.state == HALF_OPEN
+        assert guard.reads.state == HALF_OPEN
         fails(guard)
         assert asked(guard) == 0
     clock.now += 4.0
     assert guard.contains(NAMESPACE, KEYS) == [True] * 4
-    assert (guard.breaker.state, guard.trouble()) == (CLOSED, None)
+    assert (guard.reads.state, guard.trouble()) == (CLOSED, None)
     fails(guard, 3)
     clock.now += 1.0
-    assert guard.breaker.state == HALF_OPEN, "after a success the pause is the first again"
+    assert guard.reads.state == HALF_OPEN, "after a success the pause is the first again"
 
 
 def test_only_one_call_is_let_through_at_a_time_while_it_is_half_open(guard, sick, clock):
@@ -151,7 +156,7 @@ def test_only_one_call_is_let_through_at_a_time_while_it_is_half_open(guard, sic
     sick.hold.set()
     trial.join(30)
     assert found == [[True] * 4]
-    assert guard.breaker.state == CLOSED
+    assert guard.reads.state == CLOSED
 
 
 def test_a_call_that_hangs_opens_it_and_its_late_success_closes_nothing(guard, sick, clock):
@@ -160,7 +165,7 @@ def test_a_call_that_hangs_opens_it_and_its_late_success_closes_nothing(guard, s
     hung.start()
     assert sick.inside.wait(30)
     clock.now += 4.9
-    assert guard.breaker.state == CLOSED
+    assert guard.reads.state == CLOSED
     clock.now += 0.1
     assert asked(guard) == 0
     assert "not come back for 5 s" in guard.trouble()
@@ -170,14 +175,14 @@ def test_a_call_that_hangs_opens_it_and_its_late_success_closes_nothing(guard, s
     sick.hold.set()
     hung.join(30)
     assert guard.contains(NAMESPACE, KEYS) == [True] * 4
-    assert guard.breaker.state == CLOSED
+    assert guard.reads.state == CLOSED
 
 
 def test_a_call_that_raises_is_made_once_more_unless_it_took_long(sick, clock):
     guard = Guard(sick, FINGERPRINT, clock, Limits(retries=1, retry_s=0.5))
     sick.raises = 1
     assert guard.write(NAMESPACE, RECORDS) == [WriteOutcome.STORED] * 4
-    assert (guard.usage()["calls_retried"], guard.breaker.state) == (1, CLOSED)
+    assert (guard.usage()["calls_retried"], guard.writes.state) == (1, CLOSED)
     sick.raises = 2
     with pytest.raises(OSError, match="wire"):
         guard.contains(NAMESPACE, KEYS)
@@ -232,4 +237,4 @@ def test_a_store_without_abilities_gets_along(clock):
     guard.touch(KEYS)
     assert guard.delete(KEYS) == 0
     assert guard.trouble() is None
-    assert guard.usage()["breaker"] == CLOSED
+    assert guard.usage()["read_breaker"] == CLOSED

@@ -2,7 +2,8 @@
 
 * **Circuit breaker.** Calls that raise, or answer that nothing works, are counted; after ``failures`` in a row, or
   while a call hangs, the breaker is *open*: every call is answered at once, as a miss. After a pause one call is let
-  through (*half open*): if it works the breaker is *closed* again, else the pause doubles.
+  through (*half open*): if it works the breaker is *closed* again, else the pause doubles. Reads and writes have a
+  breaker each, because what is full, read-only or locked can be read all the same.
 * **Retries.** A call that raises is made once more, unless it took long.
 * **Record check.** The hits of a store that does not check its records itself are checked here
   (:mod:`hicache.data.store.checked`).
@@ -40,7 +41,7 @@ from hicache.data.store.checked import Checked
 from hicache.keys import Namespace, RecordKey
 
 CLOSED, HALF_OPEN, OPEN = 0, 1, 2
-"""States of the breaker, as the gauge ``breaker`` shows them."""
+"""States of a breaker, as the gauges ``read_breaker`` and ``write_breaker`` show them."""
 
 DOWN = ("unavailable", "gone")
 """Reasons of a Miss that speak of the store and not of the record."""
@@ -161,7 +162,7 @@ class Guard:
         self._records = inner if getattr(inner, "verifies", False) else Checked(inner, fingerprint)
         self.name = inner.name
         self.limits = limits or Limits()
-        self.breaker = Breaker(clock, self.limits)
+        self.reads, self.writes = Breaker(clock, self.limits), Breaker(clock, self.limits)
         self._clock = clock
         self._lock = threading.Lock()
         self._lost: OrderedDict[tuple[bytes, bytes], float] = OrderedDict()  # until when it is not promised
@@ -172,8 +173,8 @@ class Guard:
     def read(
         self, namespace: Namespace, keys: Sequence[RecordKey], into: Sequence[Iovec]
     ) -> list[ReadOutcome]:
-        """As the store; every outcome is a Miss while the breaker is open."""
-        with self._call() as call:
+        """As the store; every outcome is a Miss while reads are let be."""
+        with _call(self.reads) as call:
             if not call:
                 return [Miss("breaker") for _ in keys]
             outcomes = self._tried(call, lambda: self._records.read(namespace, keys, into))
@@ -183,8 +184,8 @@ class Guard:
             return outcomes
 
     def write(self, namespace: Namespace, records: Sequence[Record]) -> list[WriteOutcome]:
-        """As the store; every outcome is FAILED while the breaker is open."""
-        with self._call() as call:
+        """As the store; every outcome is FAILED while writes are let be."""
+        with _call(self.writes) as call:
             if not call:
                 return [WriteOutcome.FAILED for _ in records]
             outcomes = self._tried(call, lambda: self._records.write(namespace, records))
@@ -197,8 +198,8 @@ class Guard:
             return outcomes
 
     def contains(self, namespace: Namespace, keys: Sequence[RecordKey]) -> list[bool]:
-        """As the store, less what it could not read of late; nothing while the breaker is open."""
-        with self._call() as call:
+        """As the store, less what it could not read of late; nothing while reads are let be."""
+        with _call(self.reads) as call:
             if not call:
                 return [False for _ in keys]
             there = self._tried(call, lambda: self.inner.contains(namespace, keys))
@@ -212,7 +213,7 @@ class Guard:
                 ]
 
     def close(self) -> None:
-        """Close the store, whatever the breaker says."""
+        """Close the store, whatever the breakers say."""
         self.inner.close()
 
     # -- abilities
@@ -220,31 +221,33 @@ class Guard:
     def touch(self, keys: Sequence[RecordKey]) -> None:
         """Mark records as used, if the store has recency."""
         store: object = self.inner
-        with self._call() as call:
+        with _call(self.writes) as call:
             if call and isinstance(store, Touch):
                 self._tried(call, lambda: store.touch(keys))
 
     def delete(self, keys: Sequence[RecordKey]) -> int:
         """Forget records, if the store can; returns how many were there."""
         store: object = self.inner
-        with self._call() as call:
+        with _call(self.writes) as call:
             if not call or not isinstance(store, Delete):
                 return 0
             return self._tried(call, lambda: store.delete(keys))
 
     def trouble(self) -> str | None:
-        """Why nothing is served: the store's own word, or that the breaker is open."""
+        """Why not all is served: the store's own word, or that a breaker is open."""
         store: object = self.inner
-        said = store.trouble() if isinstance(store, Trouble) else None
-        if said is None and self.breaker.state != CLOSED:
-            return f"the store is left alone for a while: {self.breaker.why}"
-        return said
+        if isinstance(store, Trouble) and (said := store.trouble()) is not None:
+            return said
+        for what, breaker in (("read", self.reads), ("written", self.writes)):
+            if breaker.state != CLOSED:
+                return f"nothing is {what} for a while: {breaker.why}"
+        return None
 
     def usage(self) -> dict[str, int]:
         """The store's gauges, if it has any, and the guard's; never raises."""
         store: object = self.inner
         gauges: dict[str, int] = {}
-        with self._call() as call:
+        with _call(self.reads) as call:
             if call and isinstance(store, Usage):
                 try:
                     gauges = dict(store.usage())
@@ -252,27 +255,16 @@ class Guard:
                     call.failed = repr(error)
         return {
             **gauges,
-            "breaker": self.breaker.state,
-            "breaker_opened": self.breaker.opened,
-            "calls_refused": self.breaker.refused,
-            "calls_hanging": self.breaker.hanging,
+            "read_breaker": self.reads.state,
+            "write_breaker": self.writes.state,
+            "breaker_opened": self.reads.opened + self.writes.opened,
+            "calls_refused": self.reads.refused + self.writes.refused,
+            "calls_hanging": self.reads.hanging + self.writes.hanging,
             "calls_retried": self._retries,
             "records_not_promised": len(self._lost),
         }
 
     # -- calls
-
-    @contextmanager
-    def _call(self) -> Iterator[_Call]:
-        call = _Call(self.breaker.enter())
-        try:
-            yield call
-        except BaseException as error:
-            call.failed = repr(error)
-            raise
-        finally:
-            if call:
-                self.breaker.leave(call.number, call.failed)
 
     def _tried(self, call: _Call, make: Callable[[], T]) -> T:
         began = self._clock()
@@ -311,3 +303,16 @@ class _Call:
 
     def __bool__(self) -> bool:
         return bool(self.number)
+
+
+@contextmanager
+def _call(breaker: Breaker) -> Iterator[_Call]:
+    call = _Call(breaker.enter())
+    try:
+        yield call
+    except BaseException as error:
+        call.failed = repr(error)
+        raise
+    finally:
+        if call:
+            breaker.leave(call.number, call.failed)
