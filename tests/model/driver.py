@@ -313,12 +313,14 @@ class Driver:
 
     def operate(self) -> None:
         """What an operator or the store does."""
-        choice = self.random.randrange(4)
+        choice = self.random.randrange(5)
         if choice == 0:
             tier = self.random.choice(self.controller.books.tiers.all)
             self.controller.evict(tier.where, self.random.randint(1, 3))
         elif choice == 1:
             self.controller.flush()
+        elif choice == 4 and self.random.random() < 0.2:
+            self.counts["pages invalidated"] += self.controller.invalidate(self.random.choice(NAMESPACES))
         elif choice == 2 and self.habits.losing:
             records = sorted(self.world.store[0])
             for key in self.random.sample(records, len(records) // 4):

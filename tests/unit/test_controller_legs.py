@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from driven import SPACE, controller, keys, publish, run
+from driven import SPACE, controller, keys, publish, resident, run
 
 from hicache.control import Controller
 from hicache.errors import ConfigError, InvariantError
+from hicache.keys import Namespace, page_keys
 from hicache.policy import WritePolicy
 from hicache.records import Done, JobKind, Loaded, Reason, Where
 
@@ -262,3 +263,28 @@ def test_preemption_does_not_stop_a_prefetch():
     assert fetch.kind is JobKind.FETCH
     control.apply([Done(fetch.id)])
     assert request.match().ready == 4
+
+
+@pytest.mark.parametrize("device_slots", [0, 8])
+def test_what_is_invalidated_leaves_memory_at_once_and_nobody_elses_page_does(device_slots):
+    control = controller(device_slots=device_slots)
+    other = Namespace.of({"weights": "other"})
+    theirs = page_keys(other.root, range(3), 1)
+    publish(control, "a", keys(3))
+    request = control.open("b", other, theirs)
+    request.publish(3, range(3))
+    run(control)
+    reader = control.open("c", SPACE, keys(3))
+    reader.load(reader.match(), range(3))
+    assert control.invalidate(SPACE) == 3
+    assert (reader.match().pages, request.match().ready) == (0, 3)
+    doomed = sum(pool["doomed"] for pool in control.pools().values())
+    assert doomed == 3, "what a copy reads stays until it has ended"
+    control.check()
+    run(control)
+    assert sum(pool["doomed"] for pool in control.pools().values()) == 0
+    assert control.invalidate(SPACE) == 0
+    request.close()
+    reader.close()
+    run(control)
+    assert resident(control, keys(3)) == 0

@@ -212,6 +212,20 @@ class Controller:
         with self._alone("flush"):
             return self._below.flush()
 
+    def invalidate(self, namespace: Namespace) -> int:
+        """Take every page of a namespace out of memory, as when its weights are others now; returns how many. O(pages).
+
+        What is on its way still comes, and is the first to fall. Records of a store stay: nobody asks for them again
+        under a root that is no more, and they leave by eviction or ``gc``.
+        """
+        if self.broken:
+            return 0
+        with self._alone("invalidate"):
+            index, number = self.books.index, self.books.space(namespace)
+            keys = [key for key, row in index.pages() if index.spaces[row] == number and index.resident(row)]
+            self._settler.drop(keys)
+            return len(keys)
+
     def attach_store(self) -> None:
         """A store is there from now on. Pages in memory are written with their ancestors when a request passes."""
         with self._alone("attach_store"):

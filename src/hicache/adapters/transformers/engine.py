@@ -294,14 +294,17 @@ class TransformersCache(Runs):
     def invalidate(self) -> bool:
         """Hash the weights again, as after a change that torch does not count; True when they are others now.
 
-        Pages of the weights before stay where they are, under their own name. ConfigError when the model as it is
-        now cannot be served.
+        Pages of the weights before leave memory at once; in a store they stay under their own name. ConfigError when
+        the model as it is now cannot be served.
         """
         self.cache.refuse_fork()
         with self.cache.lock:
             self._identity.forget()
             before, self.cache.namespace = self.cache.namespace, self._identity.namespace()
-            return self.cache.namespace != before
+            changed = self.cache.namespace != before
+            if changed:
+                self.cache.controller.invalidate(before)
+            return changed
 
     def flush(self, timeout: float) -> int:
         """Write all pages down to the lowest tier; returns how many could not be within ``timeout``."""
