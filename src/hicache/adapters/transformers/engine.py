@@ -129,16 +129,9 @@ class TransformersCache(Runs):
         if self._generating:
             return "nested"
         try:
-            call = judge(self.model, args, kwargs)
+            return judge(self.model, args, kwargs)
         except Exception:  # noqa: BLE001  (whatever is wrong with the arguments, Transformers says it best)
             return "arguments"
-        if isinstance(call, str):
-            return call
-        try:
-            self._identity.namespace()
-        except ConfigError:
-            return "model"
-        return call
 
     def _serve_call(
         self, own: Callable[..., Any], call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -149,7 +142,10 @@ class TransformersCache(Runs):
         except (InvariantError, AssertionError):
             raise
         except Exception as error:  # noqa: BLE001  (no memory for rows, for one: a cache never fails a request)
-            self.errors[type(error).__name__] += 1
+            if isinstance(error, ConfigError):
+                self.uncacheable["model"] += 1  # it keeps other KV by now, or has an adapter without a digest
+            else:
+                self.errors[type(error).__name__] += 1
             self.last = None
             return own(*args, **kwargs)
         with held:
@@ -243,7 +239,7 @@ class TransformersCache(Runs):
             if self._generating:
                 raise ConfigError("generate was called from inside generate of the same cache")
             self._generating = True
-            self._times = _Times(self._clock(), self.cache.controller.stats.saved)
+            self._times = _Times(self._clock(), self._saved)
             try:
                 self.cache.namespace = self._identity.namespace()
                 refuse_placeholders(self.model, [run.ids for run in runs])
@@ -258,6 +254,10 @@ class TransformersCache(Runs):
         except BaseException:
             self.cache.lock.release()
             raise
+
+    @property
+    def _saved(self) -> int:
+        return self.cache.controller.books.stats.saved
 
     def _first_token(self) -> None:
         self._times.ttft_s = self._clock() - self._times.began
@@ -286,7 +286,7 @@ class TransformersCache(Runs):
             ttft_s=times.ttft_s,
             load_s=times.load_s,
             load_bytes=sum(run.hit for run in runs) * size,
-            save_bytes=(self.cache.controller.stats.saved - times.saved) * size,
+            save_bytes=(self._saved - times.saved) * size,
         )
 
     # ---- the end

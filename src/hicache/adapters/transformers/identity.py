@@ -9,9 +9,10 @@ the memory. For these there is :meth:`TransformersCache.invalidate`.
 from __future__ import annotations
 
 import json
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter, is_, methodcaller
 from typing import Any
 
 import torch
@@ -142,43 +143,63 @@ def namespace(
 
 
 class Marks:
-    """What a model's weights look like without reading them: where each tensor lies and how often it was written to."""
+    """What a model's weights look like without reading them: where each tensor lies and how often it was written to.
+
+    Asked before every prompt, so everything here is one pass in C over what the modules hold. Tensors that were
+    replaced live on until it is asked again.
+    """
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._settings = _settings(model)
-        self._modules = [(module, tuple(module._modules.values())) for module in model.modules()]  # noqa: SLF001
-        self._tensors = [(weakref.ref(tensor), _mark(tensor)) for tensor in self._now()]
+        modules = list(model.modules())
+        self._children = [module._modules for module in modules]  # noqa: SLF001
+        self._parameters = [module._parameters for module in modules]  # noqa: SLF001
+        self._buffers = [
+            (module._buffers, name)  # noqa: SLF001
+            for module in modules
+            for name in module._buffers  # noqa: SLF001
+            if name not in module._non_persistent_buffers_set  # noqa: SLF001
+        ]
+        self._modules = _all(self._children)
+        self._tensors = self._now()
+        self._places = [*map(PLACE, _there(self._tensors))]
+        self._counting = [one for one in _there(self._tensors) if not one.is_inference()]
+        self._counts = [*map(COUNT, self._counting)]
 
-    def _now(self) -> Iterator[Any]:
-        for module, _ in self._modules:
-            for tensor in module._parameters.values():  # noqa: SLF001
-                if tensor is not None:
-                    yield tensor
-            for name, tensor in module._buffers.items():  # noqa: SLF001
-                if tensor is not None and name not in module._non_persistent_buffers_set:  # noqa: SLF001
-                    yield tensor
+    def _now(self) -> list[Any]:
+        return _all(self._parameters) + [buffers.get(name) for buffers, name in self._buffers]
 
     def are_current(self) -> bool:
         """False when a module, a tensor, a tensor's bytes or the way of computing may be another by now."""
-        if self._settings != _settings(self._model):
-            return False
-        if any(tuple(module._modules.values()) != children for module, children in self._modules):  # noqa: SLF001
-            return False
-        now = list(self._now())
-        return len(now) == len(self._tensors) and all(
-            known() is tensor and mark == _mark(tensor)
-            for tensor, (known, mark) in zip(now, self._tensors, strict=True)
+        now = self._now()
+        return (
+            self._settings == _settings(self._model)
+            and _same(self._modules, _all(self._children))
+            and _same(self._tensors, now)
+            and self._places == [*map(PLACE, _there(now))]
+            and self._counts == [*map(COUNT, self._counting)]
         )
+
+
+PLACE = methodcaller("data_ptr")
+COUNT = attrgetter("_version")
+
+
+def _all(holders: list[dict[str, Any]]) -> list[Any]:
+    return [*chain.from_iterable(map(dict.values, holders))]
+
+
+def _there(tensors: list[Any]) -> list[Any]:
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def _same(some: list[Any], others: list[Any]) -> bool:
+    return len(some) == len(others) and all(map(is_, some, others))
 
 
 def _settings(model: Any) -> tuple[bool, str]:
     return bool(model.training), str(getattr(model.config, "_attn_implementation", ""))
-
-
-def _mark(tensor: Any) -> tuple[int, int]:
-    """Where it lies and how often it was written to; tensors made in inference mode do not count."""
-    return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version  # noqa: SLF001
 
 
 @dataclass(slots=True)
