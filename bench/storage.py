@@ -31,17 +31,19 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 from common import Row, arguments, interleaved, middle, report
 
+from hicache.data.moves import PAGES_A_CALL, WRITES_A_CALL
 from hicache.data.platform.cpu import CpuBuffer
 from hicache.data.store.base import Hit, Record, WriteOutcome
 from hicache.data.store.segment import Files, SegmentStore
 from hicache.keys import Namespace, RecordKey
 
 PAGES = {"1.47MB": 1_474_560, "8MB": 8 << 20}
-BATCH = 64
 THREADS = 4
 NAMESPACE = Namespace.of({"weights": "bench"})
 TARGETS = {"segment/write/recycled": 0.9, "segment/write/fresh": 0.5, "segment/read": 0.95}
 SLOT_HEADER = 4096
+FRESH_CAP = 4 << 30
+"""From this cap on segments have their full size, 256 MiB."""
 
 
 def key_of(name: str, number: int) -> RecordKey:
@@ -166,8 +168,8 @@ class Segments:
         return cap
 
     def _write(self, store: SegmentStore, name: str) -> None:
-        for first in range(0, self.memory.count, BATCH):
-            numbers = range(first, min(first + BATCH, self.memory.count))
+        for first in range(0, self.memory.count, WRITES_A_CALL):
+            numbers = range(first, min(first + WRITES_A_CALL, self.memory.count))
             records = [Record(key_of(name, i), None, "page_first", [self.memory.source[i]]) for i in numbers]
             if set(store.write(NAMESPACE, records)) != {WriteOutcome.STORED}:
                 raise SystemExit("a page was not stored")
@@ -179,7 +181,7 @@ class Segments:
 
     def write_fresh(self) -> None:
         """A new directory."""
-        store = SegmentStore(self.folder / "fresh", self.cap)
+        store = SegmentStore(self.folder / "fresh", FRESH_CAP)
         self._write(store, "fresh")
         store.close()
 
@@ -189,8 +191,8 @@ class Segments:
 
     def read(self, order: Sequence[int]) -> None:
         """Read the newest pages in this order, verified."""
-        for first in range(0, self.memory.count, BATCH):
-            numbers = range(first, min(first + BATCH, self.memory.count))
+        for first in range(0, self.memory.count, PAGES_A_CALL):
+            numbers = range(first, min(first + PAGES_A_CALL, self.memory.count))
             keys = [key_of(str(self.generation), order[i]) for i in numbers]
             outcomes = self.store.read(NAMESPACE, keys, [[self.memory.target[i]] for i in numbers])
             if not all(isinstance(outcome, Hit) for outcome in outcomes):
@@ -340,17 +342,21 @@ def main() -> None:
     parser.add_argument(
         "--path", type=Path, help="a directory on the disk to measure (default: the temporary one)"
     )
+    parser.add_argument("--pages", default=",".join(PAGES), help="sizes of pages; default: %(default)s")
+    parser.add_argument("--no-index", action="store_true", help="leave out opening and asking")
     options = parser.parse_args()
     total, rounds = (192 << 20, 3) if options.quick else (800 << 20, 9)
     rows: list[Row] = []
     with workplace(options.path) as folder:
-        for page, nbytes in PAGES.items():
+        for page in filter(None, options.pages.split(",")):
+            nbytes = PAGES[page]
             (folder / page).mkdir()
             rows += measure(folder / page, page, total // nbytes, rounds)
             shutil.rmtree(folder / page)
         populations = (10_000, 100_000) if options.quick else (10_000, 100_000, 1_000_000)
         (folder / "index").mkdir()
-        rows += index_rows(folder / "index", populations, rounds)
+        if not options.no_index:
+            rows += index_rows(folder / "index", populations, rounds)
     report("Segment store", rows, options.json)
     for row in rows:
         wanted = TARGETS.get(row.name.rpartition("/")[0])

@@ -9,7 +9,7 @@ from hicache.data.store.base import Delete, Hit, Store, Touch, Usage
 from hicache.data.store.guard import Guard
 from hicache.data.store.memory import MemoryStore
 from hicache.data.store.record import HEADER_NBYTES
-from hicache.data.store.segment import SegmentStore
+from hicache.data.store.segment import Files, SegmentStore, crew, writer
 from hicache.errors import UnavailableError
 from hicache.keys import Namespace, RecordKey
 from hicache.testing.stores import PAGE_NBYTES, FaultyStore, StoreContract, buffers, chain_of
@@ -57,6 +57,22 @@ class TestGuardedStore(TestSegmentStore):
     def corrupt(self, store: Store, key: RecordKey) -> bool:
         assert isinstance(store, Guard)
         return super().corrupt(store.inner, key)
+
+
+class TestSegmentStoreInParts(TestSegmentStore):
+    """The same with every batch shared out among threads and committed part by part."""
+
+    @pytest.fixture(autouse=True)
+    def in_parts(self, monkeypatch):
+        monkeypatch.setattr(crew, "SHARE_NBYTES", 0)
+        monkeypatch.setattr(writer, "GROUP_NBYTES", 2 * PAGE_NBYTES)
+
+
+class TestSegmentStoreThroughThePageCache(TestSegmentStore):
+    """The same without direct I/O."""
+
+    def make(self, tmp_path: Path, cap_bytes: int) -> SegmentStore:
+        return SegmentStore(tmp_path / "store", cap_bytes, files=Files(direct=False))
 
 
 @pytest.mark.parametrize("pages", [16, 24, 32, 40, 48])

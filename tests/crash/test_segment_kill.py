@@ -23,7 +23,7 @@ POINTS = ("make", "write", "sync", "before commit", "after commit")
 
 WRITER = """
 import os, random, signal, sys
-from hicache.data.store.segment import Files, SegmentStore
+from hicache.data.store.segment import Files, SegmentStore, crew, writer
 from hicache.keys import Namespace
 from hicache.testing.stores import chain_of, read_back
 
@@ -52,6 +52,8 @@ class Deadly(Files):
         self.at("after commit")
 
 rng = random.Random(seed)
+if rng.random() < 0.5:  # each batch by several threads, committed part by part
+    crew.SHARE_NBYTES, writer.GROUP_NBYTES = 0, 6000
 namespace = Namespace.of({"weights": "test"})
 store = SegmentStore(path, cap, files=Deadly())
 print("open", flush=True)

@@ -6,11 +6,12 @@ cut, each unsynced sector reaches the file or does not, by the toss of a seeded 
 
 import os
 import random
+import threading
 
 import pytest
 
 from hicache.data.store.base import Corrupt, Hit, WriteOutcome
-from hicache.data.store.segment import Files, SegmentStore, sharing
+from hicache.data.store.segment import Files, SegmentStore, crew, sharing, writer
 from hicache.keys import Namespace
 from hicache.testing.stores import PAGE_NBYTES, buffers, chain_of, read_back
 
@@ -37,11 +38,14 @@ class Volatile(Files):
     def __init__(self, cut=None):
         self.cut = cut
         self.calls = 0
+        self.lock = threading.Lock()
         self.dirty = []
 
     def _call(self):
-        self.calls += 1
-        if self.calls == self.cut:
+        with self.lock:
+            self.calls += 1
+            dark = self.cut is not None and self.calls >= self.cut
+        if dark:  # for every thread, from then on
             raise PowerCut
 
     def make(self, path, nbytes):
@@ -53,13 +57,16 @@ class Volatile(Files):
 
     def write(self, fd, views, offset):
         self._call()
-        self.dirty.append((fd, offset, b"".join(views)))
+        with self.lock:
+            self.dirty.append((fd, offset, b"".join(views)))
 
     def sync(self, fd):
         self._call()
-        for entry in [entry for entry in self.dirty if entry[0] == fd]:
+        with self.lock:
+            mine = [entry for entry in self.dirty if entry[0] == fd]
+            self.dirty = [entry for entry in self.dirty if entry[0] != fd]
+        for entry in mine:
             reach(fd, entry[2], entry[1])
-            self.dirty.remove(entry)
         self._call()
 
     def commit(self, txn):
@@ -137,8 +144,15 @@ def calls_of_a_whole_run(path):
     return calls
 
 
+@pytest.fixture(params=[False, True], ids=["by one thread", "in parts by several"])
+def parts(request, monkeypatch):
+    if request.param:
+        monkeypatch.setattr(crew, "SHARE_NBYTES", 0)
+        monkeypatch.setattr(writer, "GROUP_NBYTES", PAGE_NBYTES)
+
+
 @pytest.mark.parametrize("seed,step", [(1, 7), pytest.param(2, 1, marks=pytest.mark.slow)])
-def test_after_a_cut_at_any_call_records_are_exact_or_absent(tmp_path, seed, step):
+def test_after_a_cut_at_any_call_records_are_exact_or_absent(parts, tmp_path, seed, step):
     calls = calls_of_a_whole_run(tmp_path / "whole")
     assert calls > 80
     for cut in range(seed, calls + 1, step):
@@ -165,5 +179,4 @@ def test_the_volatile_layer_really_loses_what_is_not_synced(tmp_path):
     files.lose(random.Random(1))
     outcomes = store.read(NAMESPACE, [r.key for r in records], buffers(3))
     assert any(isinstance(outcome, Corrupt) for outcome in outcomes)
-    files.cut = -1
     store.close()

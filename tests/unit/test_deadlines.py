@@ -141,6 +141,7 @@ def test_a_stuck_job_applied_early_leaves_no_memory_behind(rig):
 @pytest.mark.parametrize("kind", ["lookup", "fetch", "write"])
 def test_a_job_given_up_starts_no_further_call(rig, monkeypatch, kind):
     monkeypatch.setattr(moves, "PAGES_A_CALL", 1)
+    monkeypatch.setattr(moves, "WRITES_A_CALL", 1)
     monkeypatch.setattr(moves, "LOOKUP_FIRST", 1)
     monkeypatch.setattr("hicache.data.scratch.SCRATCH_PAGES_MAX", 1)
     rig = Rig()

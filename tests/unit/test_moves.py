@@ -80,6 +80,7 @@ def test_every_writer_serves_every_reader(name, writer, reader):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_more_pages_than_fit_in_one_call(monkeypatch, layout):
     monkeypatch.setattr(moves, "PAGES_A_CALL", 2)
+    monkeypatch.setattr(moves, "WRITES_A_CALL", 2)
     monkeypatch.setattr("hicache.data.scratch.SCRATCH_PAGES_MAX", 3)
     rig = Rig(spec=EVEN, layout=layout)
     keys = chain(11)
@@ -215,7 +216,7 @@ def test_a_full_store_refuses_the_page_and_what_follows_it(rig):
 
 
 def test_a_failed_parent_of_an_earlier_call_is_remembered(monkeypatch):
-    monkeypatch.setattr(moves, "PAGES_A_CALL", 1)
+    monkeypatch.setattr(moves, "WRITES_A_CALL", 1)
     rig = Rig(spec=EVEN)
     keys = chain(3)
     rig.store.after["write"] = lambda answer: [WriteOutcome.NO_ROOM for _ in answer]

@@ -21,9 +21,13 @@ from hicache.records import Job, JobKind, Reason, Span, Where
 from hicache.spec import CacheSpec, Full, usable
 
 PAGES_A_CALL = 64
+"""Pages in one call that reads: bounds what one raise costs, and how long a look-up waits behind a fetch."""
+
 FETCH_FIRST = 8
 """Pages of a fetch's first call; the next ones double. If a call hangs, what came before it is not lost."""
-"""Pages in one call of a store: bounds what one raise costs, and how long a look-up waits behind a fetch."""
+
+WRITES_A_CALL = 256
+"""Pages in one call that writes. Nothing waits for it, and what makes it durable is paid once."""
 
 LOOKUP_FIRST, LOOKUP_MOST = 16, 1024
 """Pages in the first and in the largest batch of a look-up; each is twice the one before."""
@@ -99,13 +103,13 @@ def _broken(call: str, asked: int, good: int) -> UnavailableError:
 
 
 def _calls(
-    rows: Sequence[tuple[PageKey, int]], size: int, answer: Answer, *, first: int = PAGES_A_CALL
+    rows: Sequence[tuple[PageKey, int]], size: int, answer: Answer, *, first: int | None = None
 ) -> Iterator[Sequence[tuple[PageKey, int]]]:
     """The rows of each call of a store, until the Job is given up; what is left then is late.
 
-    ``first``: rows of the first call; each takes twice as many as the one before, up to ``size``.
+    ``first``: rows of the first call, if fewer; each takes twice as many as the one before, up to ``size``.
     """
-    start, some = 0, min(first, size)
+    start, some = 0, min(first or size, size)
     while start < len(rows):
         if answer.given_up:
             for key, _ in rows[start:]:
@@ -318,7 +322,7 @@ class Moves:
         for span in job.spans:
             pool = self._data.pools[span.source]
             rows = list(zip(span.keys, span.sources, strict=True))
-            for chunk in _calls(rows, PAGES_A_CALL if pool.layout.page_major else scratch.pages, answer):
+            for chunk in _calls(rows, WRITES_A_CALL if pool.layout.page_major else scratch.pages, answer):
                 taken: list[tuple[PageKey, int]] = []
                 for key, slot in chunk:
                     if key in lost or parents[key] in lost:

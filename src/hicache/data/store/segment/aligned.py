@@ -6,6 +6,7 @@ that is aligned nowhere) goes by way of a buffer of this thread. Offsets in the 
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -42,7 +43,9 @@ def _arena(nbytes: int) -> memoryview:
 
 
 def _address(view: memoryview) -> int:
-    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+    if view.readonly:
+        return int(np.frombuffer(view, np.uint8).ctypes.data)
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 class Transfer:

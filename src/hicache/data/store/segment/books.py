@@ -27,18 +27,17 @@ USES_MAX = 2**32 - 1
 
 @dataclass(slots=True)
 class Pending:
-    """A record on its way into the store. ``outcome`` is None as long as it may still be stored."""
+    """A record on its way into the store. ``outcome`` is None as long as it may still be stored; ``sum`` comes last."""
 
     key: bytes
     parent: bytes
     namespace: bytes
     layout: int
     nbytes: int
-    sum: int
     hint: bytes
-    header: bytes
     payload: Iovec
     blocks: int
+    sum: int = 0
     place: Place | None = None
     outcome: WriteOutcome | None = None
 

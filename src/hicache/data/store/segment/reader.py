@@ -14,6 +14,7 @@ import lmdb
 
 from hicache.data.store.base import Corrupt, Hit, Iovec, Miss, ReadOutcome
 from hicache.data.store.record import HEADER_NBYTES, LAYOUT_NAMES, differs, payload_wrong, trim
+from hicache.data.store.segment.crew import Crew
 from hicache.data.store.segment.directory import Directory
 from hicache.data.store.segment.proof import NOT_NOW, fetch, is_of
 from hicache.data.store.segment.tables import Row
@@ -30,15 +31,19 @@ class Reader:
     def __init__(self, directory: Directory, fingerprint: bytes) -> None:
         self._directory = directory
         self._fingerprint = fingerprint
+        self._crew = Crew("store-read")
         self._logged: set[str] = set()
+
+    def close(self) -> None:
+        """End the threads."""
+        self._crew.close()
 
     def read(self, root: bytes, keys: Sequence[bytes], into: Sequence[Iovec]) -> list[ReadOutcome]:
         """One outcome a key; records found damaged are dropped from the index before this returns."""
         try:
-            rows = self._directory.rows(keys)
-            return [
-                self._read(root, key, row, views) for key, row, views in zip(keys, rows, into, strict=True)
-            ]
+            asked = list(zip(keys, self._directory.rows(keys), into, strict=True))
+            nbytes = sum(row.nbytes for _, row, _ in asked if row is not None)
+            return self._crew.each(lambda one: self._read(root, *one), asked, nbytes)
         except (lmdb.Error, OSError):
             return [Miss("unavailable")] * len(keys)
 
@@ -58,9 +63,7 @@ class Reader:
                 return Hit(LAYOUT_NAMES[row.layout], row.nbytes)
             if wrong in _OTHERS or wrong == NOT_NOW:
                 return Miss(wrong)
-            with suppress(
-                lmdb.Error, OSError
-            ):  # marks of use change rows: they go in before rows are compared
+            with suppress(lmdb.Error, OSError):  # marks of use change rows: first they, then the comparison
                 self._directory.flush()
             seen = row  # recycled under our hands, or damaged: the row as it is now tells
             row = self._directory.rows([key])[0]

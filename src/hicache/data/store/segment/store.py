@@ -189,6 +189,8 @@ class SegmentStore:
                 return
             self._closed = True
             self._idle.wait_for(lambda: not self._calls)
+        self._reader.close()
+        self._writer.close()
         close_directory(self._directory)
 
     @contextmanager

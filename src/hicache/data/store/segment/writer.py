@@ -11,30 +11,33 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 import lmdb
 
 from hicache.data.store.base import Record, WriteOutcome
 from hicache.data.store.counters import Counters
 from hicache.data.store.record import (
-    HEADER_NBYTES,
     LAYOUT_NAMES,
     NO_PARENT,
-    Header,
-    pack_header,
     payload_nbytes,
-    payload_sum,
 )
 from hicache.data.store.segment.books import Books, Need, Pending
+from hicache.data.store.segment.crew import Crew
 from hicache.data.store.segment.directory import Directory
-from hicache.data.store.segment.tables import BLOCK_NBYTES, Place, slot_blocks_of
+from hicache.data.store.segment.progress import Progress
+from hicache.data.store.segment.puts import Puts, Refused
+from hicache.data.store.segment.tables import Place, slot_blocks_of
 from hicache.keys import Namespace
 from hicache.layout import LAYOUTS
 
 log = logging.getLogger("hicache.store")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_HEADER_PAD = bytes(HEADER_NBYTES)
+GROUP_NBYTES = 32 << 20
+"""What is worth a sync and a commit of its own, as long as more is being written."""
+
+
 ASIDE_MAX = 16
 """Slots that a disk may spoil in the life of a store; then nothing is written any more."""
 
@@ -49,8 +52,15 @@ class Writer:
         self._fingerprint = fingerprint
         self._counters = counters
         self._lock = lock
+        self._crew = Crew("store-write")
+        self._committer = Crew("store-commit", 1)
         self._aside = 0
         self.trouble: str | None = None
+
+    def close(self) -> None:
+        """End the threads."""
+        self._crew.close()
+        self._committer.close()
 
     def write(self, namespace: Namespace, records: Sequence[Record]) -> list[WriteOutcome]:
         """One outcome a record, in order."""
@@ -88,20 +98,13 @@ class Writer:
     def _pend(self, namespace: Namespace, record: Record) -> Pending:
         nbytes = payload_nbytes(record.payload)
         known = LAYOUTS.get(record.layout)
-        key = bytes(record.key)
-        parent = bytes(record.parent) if record.parent else NO_PARENT
-        total = payload_sum(record.payload)
-        code = known.code if known else min(LAYOUT_NAMES)
-        header = Header(namespace.root, key, parent, self._fingerprint, code, nbytes, total)
         return Pending(
-            key=key,
-            parent=parent,
+            key=bytes(record.key),
+            parent=bytes(record.parent) if record.parent else NO_PARENT,
             namespace=namespace.root,
-            layout=code,
+            layout=known.code if known else min(LAYOUT_NAMES),
             nbytes=nbytes,
-            sum=total,
             hint=record.hint,
-            header=pack_header(header),
             payload=record.payload,
             blocks=slot_blocks_of(nbytes),
             outcome=None if known and nbytes and namespace.durable else WriteOutcome.FAILED,
@@ -111,17 +114,49 @@ class Writer:
         """Take slots, write, sync, publish; what does not come so far leaves with its outcome on the way."""
         keys = {record.key for record in batch}
         keep = keys | {record.parent for record in batch}
-        with self._directory.protecting(keep):
+        with self._directory.protecting(keep), Puts(self._directory, self._fingerprint, self._crew) as puts:
             self._admit(batch)
             todo = [record for record in batch if record.outcome is None]
-            full = self._put_all(todo)
-            if full:
-                self._make_space(full)
-                for record in self._put_all(full):
-                    record.outcome = WriteOutcome.NO_ROOM
-                    self._give_up(record)
-                    self._say("the disk is full, pages are read but not stored")
-            self._publish(namespace, [record for record in todo if record.outcome is None])
+            if sum(record.nbytes for record in todo) >= 2 * GROUP_NBYTES:
+                self._stream(namespace, puts, todo)
+            else:
+                self._finish(namespace, puts, todo, puts.write(todo))
+
+    def _stream(self, namespace: Namespace, puts: Puts, todo: list[Pending]) -> None:
+        """Write on while what is written already is synced and committed, as much at a time as has come together.
+
+        What is committed is the front of the batch, so parents come before their children at any moment.
+        """
+        progress = Progress(todo)
+
+        def commit() -> None:
+            while (part := progress.take(GROUP_NBYTES))[0]:
+                self._finish(namespace, puts, *part)
+
+        ended = self._committer.begin(commit)
+        try:
+            puts.write(todo, progress.tell)
+        except BaseException:
+            progress.stop()
+            with suppress(BaseException):  # a slot is published or owed, but never both
+                ended()
+            raise
+        ended()
+
+    def _finish(self, namespace: Namespace, puts: Puts, group: list[Pending], refused: Refused) -> None:
+        """Sync and publish records that are written; those that found no room get one more chance."""
+        full = self._refused(refused)
+        full += self._refused(puts.sync([r for r in group if r.outcome is None and r not in full]))
+        if full:
+            self._make_space(full)
+            again = [record for record in full if record.outcome is None]
+            still = self._refused(puts.write(again))
+            still += self._refused(puts.sync([r for r in again if r.outcome is None and r not in still]))
+            for record in still:
+                record.outcome = WriteOutcome.NO_ROOM
+                self._give_up(record)
+                self._say("the disk is full, pages are read but not stored")
+        self._publish(namespace, [record for record in group if record.outcome is None])
 
     def _admit(self, batch: list[Pending]) -> None:
         """Refuse what is there already or has no parent, and take a slot for each of the others."""
@@ -162,30 +197,16 @@ class Writer:
             record.outcome = WriteOutcome.NO_ROOM
         return {record.key: place for record, place in zip(records, places, strict=False)}
 
-    def _put_all(self, records: list[Pending]) -> list[Pending]:
-        """Write and sync records, segment by segment; returns those for which the disk had no room."""
+    def _refused(self, refused: Refused) -> list[Pending]:
+        """Those for which the disk had no room; the others have failed."""
         full: list[Pending] = []
-        by_segment: dict[int, list[tuple[Pending, Place]]] = {}
-        for record in records:
-            if record.place is not None:
-                by_segment.setdefault(record.place.segment, []).append((record, record.place))
-        nbytes = self._directory.segment_nbytes() if by_segment else 0
-        for segment, mine in by_segment.items():
-            try:
-                with self._directory.segments.use_for_writing(segment, nbytes) as fd:
-                    for record, place in mine:
-                        if not self._put(fd, record, place):
-                            full.append(record)
-                    self._directory.files.sync(fd)
-            except OSError as error:
-                no_room = error.errno in _FULL
+        for record, error in refused:
+            if error.errno in _FULL:
+                full.append(record)
+            else:
                 self._failed(error)
-                for record, _ in mine:
-                    if no_room and record not in full:
-                        full.append(record)
-                    elif not no_room:
-                        self._spoilt(record, error)
-        return [record for record in full if record.outcome is None]
+                self._spoilt(record, error)
+        return full
 
     def _spoilt(self, record: Pending, error: OSError) -> None:
         """Set the slot aside until this session ends: what it holds is unknown. A read-only disk has not touched it."""
@@ -198,21 +219,7 @@ class Writer:
             self._aside += 1
             self._counters.set_aside += 1
         if self._aside >= ASIDE_MAX:
-            self.trouble = (
-                f"{self._directory.path}: the disk spoilt {self._aside} slots, nothing is written any more"
-            )
-
-    def _put(self, fd: int, record: Pending, place: Place) -> bool:
-        """Write one record into its slot; False when the disk has no room."""
-        pad = memoryview(_HEADER_PAD)[len(record.header) :]
-        views = [memoryview(record.header), pad, *record.payload]
-        try:
-            self._directory.files.write(fd, views, place.offset * BLOCK_NBYTES)
-        except OSError as error:
-            if error.errno in _FULL:
-                return False
-            raise
-        return True
+            self._say(f"the disk spoilt {self._aside} slots, nothing is written any more")
 
     def _make_space(self, records: list[Pending]) -> None:
         """The disk is full though the cap is not: take the slots of the coldest leaves, whose blocks exist."""
