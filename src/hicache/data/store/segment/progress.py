@@ -9,14 +9,15 @@ from hicache.data.store.segment.books import Pending
 
 
 class Progress:
-    """Records of one call, in order; those at the front that are written may be committed."""
+    """Records of one call, in order; those at the front that are written may be committed, in parts of some bytes."""
 
-    def __init__(self, records: Sequence[Pending]) -> None:
+    def __init__(self, records: Sequence[Pending], part_nbytes: int) -> None:
         self._records = records
         self._number = {id(record): number for number, record in enumerate(records)}
         self._written = [False] * len(records)
         self._errors: dict[int, OSError] = {}
-        self._front = self._taken = 0
+        self._part_nbytes = part_nbytes
+        self._front = self._taken = self._ready = 0
         self._stopped = False
         self._changed = threading.Condition()
 
@@ -28,8 +29,10 @@ class Progress:
             if error is not None:
                 self._errors[number] = error
             while self._front < len(self._records) and self._written[self._front]:
+                self._ready += self._records[self._front].nbytes
                 self._front += 1
-            self._changed.notify()
+            if self._is_due():
+                self._changed.notify()
 
     def stop(self) -> None:
         """Nothing more will be written: what has not been taken is not to be committed."""
@@ -37,22 +40,19 @@ class Progress:
             self._stopped = True
             self._changed.notify()
 
-    def take(self, nbytes: int) -> tuple[list[Pending], list[tuple[Pending, OSError]]]:
-        """Wait for so many bytes at the front, or for the end; the records, and those of them that were refused.
+    def take(self) -> tuple[list[Pending], list[tuple[Pending, OSError]]]:
+        """Wait for a part's bytes at the front, or for the end; the records, and those of them that were refused.
 
         No records mean that there will be none any more.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._stopped or self._ready() >= nbytes or self._is_whole())
+            self._changed.wait_for(self._is_due)
             if self._stopped:
                 return [], []
             numbers = range(self._taken, self._front)
-            self._taken = self._front
+            self._taken, self._ready = self._front, 0
             refused = [(self._records[n], self._errors[n]) for n in numbers if n in self._errors]
             return [self._records[n] for n in numbers], refused
 
-    def _ready(self) -> int:
-        return sum(record.nbytes for record in self._records[self._taken : self._front])
-
-    def _is_whole(self) -> bool:
-        return self._front == len(self._records)
+    def _is_due(self) -> bool:
+        return self._stopped or self._ready >= self._part_nbytes or self._front == len(self._records)

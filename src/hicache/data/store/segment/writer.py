@@ -127,10 +127,10 @@ class Writer:
 
         What is committed is the front of the batch, so parents come before their children at any moment.
         """
-        progress = Progress(todo)
+        progress = Progress(todo, GROUP_NBYTES)
 
         def commit() -> None:
-            while (part := progress.take(GROUP_NBYTES))[0]:
+            while (part := progress.take())[0]:
                 self._finish(namespace, puts, *part)
 
         ended = self._committer.begin(commit)
